@@ -1,0 +1,245 @@
+//! The one trait through which any door or test reaches any file system.
+//!
+//! Callers: the FUSE door, the filters (through [`crate::Filtered`]), combiners, tests. Invariants:
+//! * no node numbers, no lookup counts: a [`Node`] is owned, and whoever holds it keeps it alive;
+//! * every operation names its [`Caller`] first and returns values;
+//! * no default bodies: a layer that lacks something says so in one line;
+//! * calls may come from any thread at any time; a layer never calls back up, it sends an [`Invalidation`].
+
+use crate::{Attr, Caller, Coherence, Description, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope, SetAttr, StatFs};
+use std::sync::{Arc, mpsc::Sender};
+
+/// A file found or made: the node and its attributes at that moment.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The file.
+    pub node: Node,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// An open file as a layer hands it out.
+pub type Opened = Arc<dyn OpenFile>;
+
+/// The flags of `renameat2(2)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags(pub u32);
+
+impl RenameFlags {
+    /// Fail with EEXIST where the target exists.
+    pub const NOREPLACE: u32 = 1;
+    /// Swap the two names.
+    pub const EXCHANGE: u32 = 2;
+    /// Leave a whiteout behind (overlayfs).
+    pub const WHITEOUT: u32 = 4;
+
+    /// Whether all of `bits` are set.
+    pub fn has(self, bits: u32) -> bool {
+        self.0 & bits == bits
+    }
+}
+
+/// The flags of `setxattr(2)`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XattrFlags {
+    /// `XATTR_CREATE`: EEXIST where it exists.
+    pub create: bool,
+    /// `XATTR_REPLACE`: ENODATA where it does not.
+    pub replace: bool,
+    /// The kernel asks to drop the set-group-id bit (an ACL set by someone outside the group).
+    pub kill_sgid: bool,
+}
+
+/// One name of a listing.
+#[derive(Debug)]
+pub struct DirEntry<'a> {
+    /// The name. `.` and `..` are left to the door.
+    pub name: Name<'a>,
+    /// Inode number as shown in `d_ino`.
+    pub ino: u64,
+    /// Type where the directory tells it.
+    pub kind: Option<Kind>,
+    /// The position after this entry: pass it to `readdir` to go on there. Never 0; stable over remounts for layers on stable storage.
+    pub next: u64,
+    /// The file itself, where attributes were asked for and the file still exists.
+    pub entry: Option<Entry>,
+}
+
+/// Takes the names of a listing one by one.
+pub trait DirSink {
+    /// Takes an entry, or answers false where there is no more room: the listing stops *before* this entry.
+    fn push(&mut self, entry: DirEntry<'_>) -> bool;
+}
+
+/// A file system, or a layer over some.
+pub trait Layer: Send + Sync + 'static {
+    /// The root directory.
+    ///
+    /// # Errors
+    /// ESTALE or EIO where it is gone.
+    fn root(&self) -> Result<Entry>;
+
+    /// Finds a name.
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR, ENAMETOOLONG, and what the storage says.
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry>;
+
+    /// Tells the layer that `fresh`, just answered by a look-up or a creation, is the same file ([`FileId`]) as `known`, which the
+    /// caller goes on using: `known` learns the name under which `fresh` was found (after a rename, or as one more hard link).
+    fn adopt(&self, known: &Node, fresh: &Node);
+
+    /// Attributes. `file` is any open file of this node, where the caller has one: it answers for files whose names are gone.
+    ///
+    /// # Errors
+    /// ESTALE where the file is gone.
+    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr>;
+
+    /// Changes attributes and answers the new ones.
+    ///
+    /// # Errors
+    /// As `chmod(2)`, `chown(2)`, `truncate(2)`, `utimensat(2)`.
+    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr>;
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// EINVAL where it is none.
+    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>>;
+
+    /// Creates a regular file and opens it, atomically; opens an existing one unless `flags` say `O_EXCL`.
+    /// Permission bits in `mode`; the caller's umask applies (or the parent's default ACL).
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)>;
+
+    /// Creates a file without a name (`O_TMPFILE`).
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)>;
+
+    /// Makes a directory; `mode` with sticky and set-group-id.
+    ///
+    /// # Errors
+    /// As `mkdir(2)`.
+    fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry>;
+
+    /// Makes a file of any type but directory and symbolic link. `device` is (major, minor).
+    ///
+    /// # Errors
+    /// As `mknod(2)`.
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry>;
+
+    /// Makes a symbolic link.
+    ///
+    /// # Errors
+    /// As `symlink(2)`.
+    fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry>;
+
+    /// Gives a file one more name. `file` is any open file of the node (it gives a name to an `O_TMPFILE`).
+    ///
+    /// # Errors
+    /// As `link(2)`.
+    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry>;
+
+    /// Removes a name of something that is no directory.
+    ///
+    /// # Errors
+    /// As `unlink(2)`.
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()>;
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// As `rmdir(2)`.
+    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()>;
+
+    /// Renames; the caller then looks the moved names up and calls [`Layer::adopt`].
+    ///
+    /// # Errors
+    /// As `renameat2(2)`.
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()>;
+
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// As `open(2)`.
+    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened>;
+
+    /// Lists a directory from position `from` (0: the start, else a [`DirEntry::next`]); with `attributes`, each entry carries its
+    /// file. Ends where the sink is full or the directory ends. `.` and `..` do not appear.
+    ///
+    /// # Errors
+    /// ENOTDIR, ESTALE, and what the storage says.
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()>;
+
+    /// Makes a directory's names durable.
+    ///
+    /// # Errors
+    /// As `fsync(2)`.
+    fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()>;
+
+    /// The figures of the file system.
+    ///
+    /// # Errors
+    /// As `statfs(2)`.
+    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs>;
+
+    /// Writes everything below to stable storage.
+    ///
+    /// # Errors
+    /// As `syncfs(2)`.
+    fn syncfs(&self) -> Result<()>;
+
+    /// Reads an extended attribute; with an empty buffer, only answers its size.
+    ///
+    /// # Errors
+    /// ENODATA where there is none, ERANGE where the buffer is too small, EOPNOTSUPP where it cannot exist.
+    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize>;
+
+    /// Lists the names of extended attributes, each ended by a NUL; with an empty buffer, only answers the size.
+    ///
+    /// # Errors
+    /// ERANGE where the buffer is too small.
+    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize>;
+
+    /// Sets an extended attribute.
+    ///
+    /// # Errors
+    /// As `setxattr(2)`.
+    fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()>;
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// ENODATA where there is none.
+    fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()>;
+
+    /// An `ioctl(2)` on a directory or a file that is not open (file flags: `FS_IOC_GETFLAGS` and its kin).
+    ///
+    /// # Errors
+    /// ENOTTY for commands that are not forwarded.
+    fn ioctl(&self, caller: &Caller, node: &Node, request: crate::Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)>;
+
+    /// How long answers about this stay true.
+    fn coherence(&self, scope: Scope<'_>) -> Coherence;
+
+    /// From now on, send changes that others make to `channel`. Called once, before the first look-up.
+    fn watch(&self, channel: Sender<Invalidation>);
+
+    /// Whether POSIX ACLs can exist below: the door then lets the kernel enforce them.
+    fn has_acls(&self) -> bool;
+
+    /// What this layer is, and what is below it.
+    fn describe(&self) -> Description;
+}

@@ -1,0 +1,29 @@
+//! The contract between doors (FUSE, NFS) and file systems (layers): plain values, one trait, no dependencies.
+//!
+//! Calls go down through [`Layer`], values come back up. The only upward path is the [`Invalidation`] channel, which carries data.
+//! A lower crate never names a higher one; this crate names none at all.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod caller;
+mod coherence;
+mod describe;
+mod errno;
+mod filter;
+mod filtered;
+mod layer;
+mod name;
+mod node;
+mod open_file;
+
+pub use attr::{Attr, FileId, Kind, SetAttr, SetTime, StatFs, Time};
+pub use caller::Caller;
+pub use coherence::{Coherence, Invalidation, Scope};
+pub use describe::Description;
+pub use errno::{Errno, Result};
+pub use filter::{Creation, Filter, Op};
+pub use filtered::Filtered;
+pub use layer::{DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
+pub use name::{NAME_MAX, Name};
+pub use node::Node;
+pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence};

@@ -1,0 +1,38 @@
+//! A file of one layer, as the layer's callers hold it.
+
+use std::{any::Any, fmt, sync::Arc};
+
+/// An owned, opaque reference to a file: made and understood by one layer, cheap to clone. Dropping the last clone is "forget":
+/// whatever the layer keeps for the file goes with it. Two nodes may stand for the same file; [`crate::FileId`] tells.
+///
+/// Filters hand nodes through untouched, so a layer in a stack costs no memory per file.
+#[derive(Clone)]
+pub struct Node(Arc<dyn Any + Send + Sync>);
+
+impl Node {
+    /// Wraps what a layer keeps for a file.
+    pub fn new<T: Any + Send + Sync>(inner: Arc<T>) -> Node {
+        Node(inner)
+    }
+
+    /// What the layer wrapped; `None` where the node is another layer's (a wiring error: answer EIO).
+    pub fn get<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+
+    /// The same, as an owned reference.
+    pub fn arc<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        Arc::clone(&self.0).downcast().ok()
+    }
+
+    /// Whether both are clones of one node (not: whether both stand for the same file).
+    pub fn same(&self, other: &Node) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Node({:p})", Arc::as_ptr(&self.0))
+    }
+}

@@ -1,0 +1,185 @@
+//! An open file: what reads, writes and locks go through.
+
+use crate::Result;
+use std::{any::Any, os::fd::BorrowedFd};
+
+/// The flags of `open(2)` as the kernel gave them. Access mode, `O_TRUNC`, `O_EXCL` and `O_APPEND` have the same value on every
+/// architecture that we serve; layers that need others interpret [`OpenFlags::raw`] themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenFlags(pub u32);
+
+impl OpenFlags {
+    /// `O_RDONLY`.
+    pub const READ: OpenFlags = OpenFlags(0);
+    /// `O_WRONLY`.
+    pub const WRITE: OpenFlags = OpenFlags(1);
+    /// `O_RDWR`.
+    pub const READ_WRITE: OpenFlags = OpenFlags(2);
+    /// `O_EXCL`.
+    pub const EXCL: u32 = 0o200;
+    /// `O_TRUNC`.
+    pub const TRUNC: u32 = 0o1000;
+    /// `O_APPEND`.
+    pub const APPEND: u32 = 0o2000;
+
+    /// All bits.
+    pub fn raw(self) -> u32 {
+        self.0
+    }
+    /// Opened for reading.
+    pub fn reads(self) -> bool {
+        self.0 & 3 != 1
+    }
+    /// Opened for writing.
+    pub fn writes(self) -> bool {
+        self.0 & 3 != 0
+    }
+    /// `O_TRUNC` is set.
+    pub fn truncates(self) -> bool {
+        self.0 & Self::TRUNC != 0
+    }
+    /// `O_APPEND` is set.
+    pub fn appends(self) -> bool {
+        self.0 & Self::APPEND != 0
+    }
+    /// `O_EXCL` is set.
+    pub fn exclusive(self) -> bool {
+        self.0 & Self::EXCL != 0
+    }
+}
+
+/// The `mode` of `fallocate(2)`: bits of `FALLOC_FL_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocateMode(pub u32);
+
+/// Where `lseek(2)` looks from: only the two that ask the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// `SEEK_DATA`.
+    Data,
+    /// `SEEK_HOLE`.
+    Hole,
+}
+
+/// Kinds of lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+    /// None: releases, or "nothing in the way".
+    Unlock,
+}
+
+/// Who holds a lock: the door's number for the owner (a process for `fcntl`, an open file for `flock`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LockOwner(pub u64);
+
+/// A byte-range lock; `end` is inclusive, `u64::MAX >> 1` means to the end of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileLock {
+    /// First byte.
+    pub start: u64,
+    /// Last byte, inclusive.
+    pub end: u64,
+    /// Kind.
+    pub kind: LockKind,
+    /// Process that holds it, for `F_GETLK`; 0 where unknown.
+    pub pid: u32,
+}
+
+/// An `ioctl(2)` with its argument copied in (`input`) and the room for the result (`output` bytes).
+#[derive(Clone, Copy, Debug)]
+pub struct Ioctl<'a> {
+    /// Command number.
+    pub command: u32,
+    /// The argument as a number.
+    pub argument: u64,
+    /// The bytes that the kernel copied from the caller.
+    pub input: &'a [u8],
+}
+
+/// An open regular file (or a special file opened through us). Closing is dropping; what has to be reported at close is `flush`.
+///
+/// No default bodies but for the identity of wrappers: a layer that lacks something says so in one line.
+pub trait OpenFile: Any + Send + Sync {
+    /// This object, for the layer that made it (see [`OpenFile::inner`]).
+    fn as_any(&self) -> &dyn Any;
+
+    /// The file that the layer which makes the *nodes* knows: a filter that wraps files (throttle, trace) answers with the inner
+    /// file of what it wraps, everybody else with itself.
+    fn inner(&self) -> &dyn OpenFile;
+
+    /// Reads at an offset; short only at the end of the file.
+    ///
+    /// # Errors
+    /// As `pread(2)`.
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
+
+    /// Writes at an offset (at the end, where the file was opened for appending). All of it or an error; a write that was cut short
+    /// by a full disk answers what was written.
+    ///
+    /// # Errors
+    /// As `pwrite(2)`.
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize>;
+
+    /// What `close(2)` reports; called for each closed descriptor.
+    ///
+    /// # Errors
+    /// As `close(2)`.
+    fn flush(&self, owner: LockOwner) -> Result<()>;
+
+    /// Makes content (and attributes, unless `data_only`) durable.
+    ///
+    /// # Errors
+    /// As `fsync(2)`.
+    fn fsync(&self, data_only: bool) -> Result<()>;
+
+    /// Allocates, punches, zeroes, collapses or inserts.
+    ///
+    /// # Errors
+    /// As `fallocate(2)`.
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()>;
+
+    /// Finds data or holes.
+    ///
+    /// # Errors
+    /// ENXIO past the end of the file.
+    fn seek(&self, offset: u64, whence: Whence) -> Result<u64>;
+
+    /// Copies a range to another file of the same layer, sharing storage where possible; answers the bytes copied.
+    ///
+    /// # Errors
+    /// As `copy_file_range(2)`; EXDEV or EOPNOTSUPP let the kernel fall back to reading and writing.
+    fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64>;
+
+    /// The first lock in the way of `lock`, or one of kind `Unlock`.
+    ///
+    /// # Errors
+    /// As `fcntl(F_GETLK)`.
+    fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock>;
+
+    /// Sets or releases a byte-range lock; with `wait`, blocks until it is free or a signal comes (EINTR).
+    ///
+    /// # Errors
+    /// As `fcntl(F_SETLK)`: EAGAIN where held by another.
+    fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()>;
+
+    /// `flock(2)` on this open file.
+    ///
+    /// # Errors
+    /// EWOULDBLOCK (EAGAIN) where held by another.
+    fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()>;
+
+    /// An `ioctl(2)` of those whose arguments can be carried; writes its result to `output` and answers the call's value and the
+    /// bytes written.
+    ///
+    /// # Errors
+    /// ENOTTY for commands that are not forwarded.
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)>;
+
+    /// A descriptor that holds exactly this file's bytes, which the kernel may read, write and map in our place. A property of one
+    /// open file: a layer that must see or change bytes answers `None`.
+    fn backing(&self) -> Option<BorrowedFd<'_>>;
+}
