@@ -111,11 +111,11 @@ pub trait Filter: Send + Sync + 'static {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way down, in place.
+    /// Rewrites the value of an extended attribute on the way down, in place. `before` asks for the present attributes below.
     ///
     /// # Errors
     /// EINVAL where it cannot be translated.
-    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>) -> Result<()> {
+    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
         Ok(())
     }
 
@@ -124,11 +124,21 @@ pub trait Filter: Send + Sync + 'static {
         false
     }
 
-    /// Rewrites the value of an extended attribute on the way up, in place; the size does not change.
+    /// Rewrites the value of an extended attribute on the way up, in place; the size does not change. `attr` asks for the attributes
+    /// below.
     ///
     /// # Errors
     /// Where it cannot be shown.
-    fn xattr_up(&self, name: &[u8], value: &mut [u8]) -> Result<()> {
+    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Changes the flags with which a file is opened below. `before` asks for the present attributes below; it is `None` where the file
+    /// is being created (and an existing one may be opened all the same).
+    ///
+    /// # Errors
+    /// Where it must not be opened so.
+    fn open_down(&self, caller: &Caller, flags: &mut OpenFlags, before: Option<&mut dyn FnMut() -> Result<Attr>>) -> Result<()> {
         Ok(())
     }
 

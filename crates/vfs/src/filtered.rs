@@ -112,14 +112,18 @@ impl<F: Filter> Layer for Filtered<F> {
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.filter.allow(caller, &Op::Open(flags))?;
         let (down, mode) = self.creation(caller, Some(name), Kind::File, mode)?;
-        let (entry, file) = self.below.create(&down, parent, name, mode, flags)?;
+        let mut flags_down = flags;
+        self.filter.open_down(caller, &mut flags_down, None)?;
+        let (entry, file) = self.below.create(&down, parent, name, mode, flags_down)?;
         Ok((self.up(caller, entry)?, self.filter.file_up(file, flags)))
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.filter.allow(caller, &Op::Open(flags))?;
         let (down, mode) = self.creation(caller, None, Kind::File, mode)?;
-        let (entry, file) = self.below.tmpfile(&down, parent, mode, flags)?;
+        let mut flags_down = flags;
+        self.filter.open_down(caller, &mut flags_down, None)?;
+        let (entry, file) = self.below.tmpfile(&down, parent, mode, flags_down)?;
         Ok((self.up(caller, entry)?, self.filter.file_up(file, flags)))
     }
 
@@ -187,7 +191,10 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         self.filter.allow(caller, &Op::Open(flags))?;
-        let file = self.below.open(&self.filter.caller_down(caller), node, flags)?;
+        let down = self.filter.caller_down(caller);
+        let mut flags_down = flags;
+        self.filter.open_down(caller, &mut flags_down, Some(&mut || self.below.getattr(&down, node, None)))?;
+        let file = self.below.open(&down, node, flags_down)?;
         Ok(self.filter.file_up(file, flags))
     }
 
@@ -215,11 +222,12 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
         self.filter.allow(caller, &Op::Getxattr(name))?;
-        let size = self.below.getxattr(&self.filter.caller_down(caller), node, name, buffer)?;
+        let down = self.filter.caller_down(caller);
+        let size = self.below.getxattr(&down, node, name, buffer)?;
         if self.filter.rewrites_xattr(name)
             && let Some(value) = buffer.get_mut(..size)
         {
-            self.filter.xattr_up(name, value)?;
+            self.filter.xattr_up(name, value, &mut || self.below.getattr(&down, node, None))?;
         }
         Ok(size)
     }
@@ -236,7 +244,7 @@ impl<F: Filter> Layer for Filtered<F> {
             return self.below.setxattr(&down, node, name, value, flags);
         }
         let mut value = value.to_vec();
-        self.filter.xattr_down(name, &mut value)?;
+        self.filter.xattr_down(name, &mut value, &mut || self.below.getattr(&down, node, None))?;
         self.below.setxattr(&down, node, name, &value, flags)
     }
 

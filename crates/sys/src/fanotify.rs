@@ -1,0 +1,168 @@
+//! fanotify with whole-file-system marks: who did what to which name, reported by file handles.
+//!
+//! Called by the host leaf's watcher. Parsing is a pure function of the bytes read.
+
+use crate::{check, handles::Handle, owned};
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+};
+
+/// A set of event bits (`FAN_*`).
+pub type Mask = u64;
+
+/// A name was made.
+pub const CREATE: Mask = libc::FAN_CREATE;
+/// A name was removed.
+pub const DELETE: Mask = libc::FAN_DELETE;
+/// A name was moved away.
+pub const MOVED_FROM: Mask = libc::FAN_MOVED_FROM;
+/// A name was moved here.
+pub const MOVED_TO: Mask = libc::FAN_MOVED_TO;
+/// Attributes changed.
+pub const ATTRIB: Mask = libc::FAN_ATTRIB;
+/// Content changed.
+pub const MODIFY: Mask = libc::FAN_MODIFY;
+/// A file that was open for writing was closed (the only notice of stores to a shared mapping).
+pub const CLOSE_WRITE: Mask = libc::FAN_CLOSE_WRITE;
+/// The object is a directory; also asks for events about directories.
+pub const ON_DIRECTORY: Mask = libc::FAN_ONDIR;
+/// Events were lost.
+pub const OVERFLOW: Mask = libc::FAN_Q_OVERFLOW;
+
+/// A file named in an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object<'a> {
+    /// The file system's id, as `statfs(2)` has it.
+    pub fsid: [i32; 2],
+    /// The file's handle.
+    pub handle: Handle<'a>,
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// What happened.
+    pub mask: Mask,
+    /// The process that did it; 0 where it is not visible from our pid namespace.
+    pub pid: i32,
+    /// The directory and the name in it.
+    pub entry: Option<(Object<'a>, &'a [u8])>,
+    /// The file itself.
+    pub object: Option<Object<'a>>,
+}
+
+/// A notification group that reports directory, name and object of each event, with an unlimited or (unprivileged) bounded queue.
+///
+/// # Errors
+/// EPERM without `CAP_SYS_ADMIN`; EINVAL before Linux 5.17; EMFILE.
+pub fn open() -> io::Result<OwnedFd> {
+    let flags = libc::FAN_CLASS_NOTIF | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK | libc::FAN_REPORT_DFID_NAME_TARGET;
+    // SAFETY: takes numbers only.
+    let fd = check(unsafe { libc::fanotify_init(flags, (libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC).cast_unsigned()) }.into())?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    unsafe { owned(fd) }
+}
+
+/// Reports `mask` for the whole file system that holds `file` (not an `O_PATH` descriptor).
+///
+/// # Errors
+/// EXDEV, ENODEV, EOPNOTSUPP where the file system has no handles or no id; EPERM.
+pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
+    let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+    // SAFETY: a null path means the file of the descriptor itself.
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+}
+
+/// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C library hides).
+///
+/// # Errors
+/// As `fstatfs(2)`.
+pub fn file_system_id(file: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
+    // SAFETY: a structure of numbers, for which zero is a value.
+    let mut figures: libc::statfs64 = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure lives during the call.
+    check(unsafe { libc::fstatfs64(file.as_raw_fd(), &raw mut figures) }.into())?;
+    // SAFETY: fsid_t is a pair of ints (statfs(2)); reading needs no more alignment than it has.
+    Ok(unsafe { (&raw const figures.f_fsid).cast::<[i32; 2]>().read_unaligned() })
+}
+
+/// The first event in `bytes` and what follows it; `None` at their end or where they are not understood.
+pub fn first(bytes: &[u8]) -> Option<(Event<'_>, &[u8])> {
+    // struct fanotify_event_metadata: event_len u32, vers u8, reserved u8, metadata_len u16, mask u64, fd i32, pid i32.
+    let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
+    if bytes.get(4) != Some(&libc::FANOTIFY_METADATA_VERSION) {
+        return None;
+    }
+    let header = usize::from(u16::from_ne_bytes(bytes.get(6..8)?.try_into().ok()?));
+    let mask = u64::from_ne_bytes(bytes.get(8..16)?.try_into().ok()?);
+    let pid = i32::from_ne_bytes(bytes.get(20..24)?.try_into().ok()?);
+    let mut event = Event { mask, pid, entry: None, object: None };
+    let mut infos = bytes.get(header..length)?;
+    while let Some((kind, object, tail, rest)) = info(infos) {
+        match kind {
+            libc::FAN_EVENT_INFO_TYPE_DFID_NAME => {
+                let end = tail.iter().position(|&byte| byte == 0).unwrap_or(tail.len());
+                event.entry = Some((object, tail.get(..end)?));
+            }
+            libc::FAN_EVENT_INFO_TYPE_FID => event.object = Some(object),
+            libc::FAN_EVENT_INFO_TYPE_DFID => event.entry = Some((object, b".")),
+            _ => {}
+        }
+        infos = rest;
+    }
+    Some((event, bytes.get(length..)?))
+}
+
+/// One information record: type, object, the bytes after the handle, and the bytes after the record.
+fn info(bytes: &[u8]) -> Option<(u8, Object<'_>, &[u8], &[u8])> {
+    // struct fanotify_event_info_header: info_type u8, pad u8, len u16; then fsid [i32; 2], handle_bytes u32, handle_type i32, bytes.
+    let kind = *bytes.first()?;
+    let length = usize::from(u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?));
+    let body = bytes.get(4..length)?;
+    let number = |at: usize| Some(i32::from_ne_bytes(body.get(at..at + 4)?.try_into().ok()?));
+    let handle_end = 16 + usize::try_from(number(8)?).ok()?;
+    let handle = Handle { kind: number(12)?, bytes: body.get(16..handle_end)? };
+    Some((kind, Object { fsid: [number(0)?, number(4)?], handle }, body.get(handle_end..)?, bytes.get(length..)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kind: u8, fsid: [i32; 2], handle: &[u8], tail: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(4 + 16 + handle.len() + tail.len()).unwrap();
+        let mut bytes = vec![kind, 0];
+        bytes.extend(length.to_ne_bytes());
+        bytes.extend(fsid[0].to_ne_bytes());
+        bytes.extend(fsid[1].to_ne_bytes());
+        bytes.extend(u32::try_from(handle.len()).unwrap().to_ne_bytes());
+        bytes.extend(7_i32.to_ne_bytes());
+        bytes.extend(handle);
+        bytes.extend(tail);
+        bytes
+    }
+
+    #[test]
+    fn an_event_is_parsed_and_cut_short_ones_are_not() {
+        let mut infos = record(libc::FAN_EVENT_INFO_TYPE_DFID_NAME, [1, 2], b"12345678", b"name\0\0\0\0");
+        infos.extend(record(libc::FAN_EVENT_INFO_TYPE_FID, [1, 2], b"abcd", b""));
+        let mut bytes = u32::try_from(24 + infos.len()).unwrap().to_ne_bytes().to_vec();
+        bytes.extend([libc::FANOTIFY_METADATA_VERSION, 0]);
+        bytes.extend(24_u16.to_ne_bytes());
+        bytes.extend(CREATE.to_ne_bytes());
+        bytes.extend((-1_i32).to_ne_bytes());
+        bytes.extend(99_i32.to_ne_bytes());
+        bytes.extend(infos);
+        let whole = bytes.clone();
+        bytes.extend(b"next");
+        let (event, rest) = first(&bytes).unwrap();
+        assert_eq!((event.mask, event.pid, rest), (CREATE, 99, &b"next"[..]));
+        let (directory, name) = event.entry.unwrap();
+        assert_eq!((directory.fsid, directory.handle.kind, directory.handle.bytes, name), ([1, 2], 7, &b"12345678"[..], &b"name"[..]));
+        assert_eq!(event.object.unwrap().handle.bytes, b"abcd");
+        for cut in 0..whole.len() {
+            assert!(first(&whole[..cut]).is_none(), "{cut}");
+        }
+    }
+}

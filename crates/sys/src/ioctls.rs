@@ -1,0 +1,107 @@
+//! The few ioctls that the host leaf forwards, each with its argument as a value.
+
+use crate::check;
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+/// Command numbers as the asking process gives them (include/uapi/linux/fs.h), for programs of the native word size.
+pub mod command {
+    /// Reads the file flags.
+    pub const GET_FLAGS: u32 = libc::FS_IOC_GETFLAGS as u32;
+    /// Sets the file flags.
+    pub const SET_FLAGS: u32 = libc::FS_IOC_SETFLAGS as u32;
+    /// Reads the inode's generation number.
+    pub const GET_VERSION: u32 = libc::FS_IOC_GETVERSION as u32;
+    /// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
+    pub const GET_EXTENDED: u32 = 0x801c_581f;
+    /// `FS_IOC_FSSETXATTR`: `_IOW('X', 32, struct fsxattr)`.
+    pub const SET_EXTENDED: u32 = 0x401c_5820;
+    /// `BLKGETSIZE64`: `_IOR(0x12, 114, size_t)`.
+    pub(super) const BLOCK_SIZE: u32 = 0x8008_1272;
+}
+
+/// `sizeof(struct fsxattr)`.
+pub const EXTENDED_LEN: usize = 28;
+
+/// # Safety
+/// `argument` points to what `command` reads and writes.
+unsafe fn ioctl(file: BorrowedFd<'_>, command: u32, argument: *mut libc::c_void) -> io::Result<usize> {
+    // SAFETY: as the caller vouches. The type of the number differs between C libraries, its bits do not.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), command as _, argument) }.into())
+}
+
+/// Reads the file flags (`chattr(1)`).
+///
+/// # Errors
+/// ENOTTY where the file system has none.
+pub fn flags(file: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut flags: libc::c_long = 0;
+    // SAFETY: the command writes an int, the room is a long as its number says.
+    unsafe { ioctl(file, command::GET_FLAGS, (&raw mut flags).cast()) }?;
+    let bytes = flags.to_ne_bytes();
+    Ok(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+/// Sets the file flags.
+///
+/// # Errors
+/// EPERM, EOPNOTSUPP, ENOTTY.
+pub fn set_flags(file: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
+    let mut room: [u32; 2] = [flags, 0];
+    // SAFETY: the command reads an int, the room is a long.
+    unsafe { ioctl(file, command::SET_FLAGS, room.as_mut_ptr().cast()) }.map(drop)
+}
+
+/// Reads the inode's generation number.
+///
+/// # Errors
+/// ENOTTY where the file system has none.
+pub fn version(file: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut room: [u32; 2] = [0; 2];
+    // SAFETY: the command writes an int, the room is a long.
+    unsafe { ioctl(file, command::GET_VERSION, room.as_mut_ptr().cast()) }?;
+    Ok(room[0])
+}
+
+/// Reads the extended flags, project id among them (`struct fsxattr`).
+///
+/// # Errors
+/// ENOTTY where the file system has none.
+pub fn extended(file: BorrowedFd<'_>) -> io::Result<[u8; EXTENDED_LEN]> {
+    let mut room = [0_u32; EXTENDED_LEN / 4];
+    // SAFETY: the command writes a struct fsxattr: seven 32-bit words.
+    unsafe { ioctl(file, command::GET_EXTENDED, room.as_mut_ptr().cast()) }?;
+    let mut bytes = [0; EXTENDED_LEN];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(room) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    Ok(bytes)
+}
+
+/// Sets the extended flags.
+///
+/// # Errors
+/// EPERM, EINVAL, ENOTTY.
+pub fn set_extended(file: BorrowedFd<'_>, value: &[u8; EXTENDED_LEN]) -> io::Result<()> {
+    let mut room = [0_u32; EXTENDED_LEN / 4];
+    for (word, bytes) in room.iter_mut().zip(value.chunks_exact(4)) {
+        let mut copy = [0; 4];
+        copy.copy_from_slice(bytes);
+        *word = u32::from_ne_bytes(copy);
+    }
+    // SAFETY: the command reads a struct fsxattr: seven 32-bit words.
+    unsafe { ioctl(file, command::SET_EXTENDED, room.as_mut_ptr().cast()) }.map(drop)
+}
+
+/// The size of an open block device, bytes.
+///
+/// # Errors
+/// ENOTTY where it is none.
+pub fn block_device_size(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut size = 0_u64;
+    // SAFETY: the command writes 64 bits.
+    unsafe { ioctl(file, command::BLOCK_SIZE, (&raw mut size).cast()) }?;
+    Ok(size)
+}

@@ -1,0 +1,59 @@
+//! System calls that the safe crates lack, each behind a safe function; one topic per file.
+//!
+//! This and `fusewire` are the only crates with `unsafe`. Invariants: every function checks what its safety rests on, returns
+//! [`std::io::Error`] with the kernel's number, and keeps no state but what its file's head names.
+
+pub mod accounts;
+pub mod credentials;
+pub mod descriptors;
+pub mod directory;
+pub mod fanotify;
+pub mod handles;
+pub mod inode;
+pub mod ioctls;
+pub mod length;
+pub mod locks;
+pub mod mapping;
+pub mod memory;
+pub mod mounts;
+pub mod signals;
+pub mod xattrat;
+
+use std::{
+    io,
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+/// Turns the result of a raw call into a value or the error number.
+fn check(result: libc::c_long) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Takes ownership of a descriptor number that a system call has just returned.
+///
+/// # Safety
+/// Nobody else owns `fd`.
+unsafe fn owned(fd: usize) -> io::Result<OwnedFd> {
+    let fd = libc::c_int::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    // SAFETY: as the caller vouches.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A name as a C string on the stack.
+struct CName([u8; 256]);
+
+impl CName {
+    /// `None` for more than 255 bytes or a NUL inside.
+    fn new(name: &[u8]) -> Option<CName> {
+        let mut bytes = [0; 256];
+        if name.len() > 255 || name.contains(&0) {
+            return None;
+        }
+        bytes.get_mut(..name.len())?.copy_from_slice(name);
+        Some(CName(bytes))
+    }
+
+    fn as_ptr(&self) -> *const libc::c_char {
+        self.0.as_ptr().cast()
+    }
+}

@@ -1,0 +1,93 @@
+//! Signals as values: blocked once at start, then read from a descriptor by one ordinary thread.
+//!
+//! Called by the daemon before it makes any thread (a thread inherits the mask of the one that made it), so that no handler ever runs
+//! in the middle of other code. Invariant: the signals named here are never handled asynchronously by this process.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+/// The signals that a daemon acts on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// `SIGHUP`.
+    Hangup,
+    /// `SIGINT`.
+    Interrupt,
+    /// `SIGTERM`.
+    Terminate,
+    /// `SIGUSR1`.
+    User1,
+}
+
+const KNOWN: [(libc::c_int, Signal); 4] =
+    [(libc::SIGHUP, Signal::Hangup), (libc::SIGINT, Signal::Interrupt), (libc::SIGTERM, Signal::Terminate), (libc::SIGUSR1, Signal::User1)];
+
+/// The signals of [`Signal`], blocked in this thread and its later children, readable one by one.
+#[derive(Debug)]
+pub struct Signals(File);
+
+impl Signals {
+    /// Blocks the signals in the calling thread and opens the descriptor that they arrive on.
+    ///
+    /// # Errors
+    /// As `pthread_sigmask(3)` and `signalfd(2)`.
+    pub fn block() -> io::Result<Signals> {
+        let set = set();
+        // SAFETY: `set` is initialised; the old mask is not asked for.
+        let status = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if status != 0 {
+            return Err(io::Error::from_raw_os_error(status));
+        }
+        // SAFETY: `set` is initialised; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just made this descriptor, and nobody else knows it.
+        Ok(Signals(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Waits for the next signal.
+    ///
+    /// # Errors
+    /// As `read(2)`.
+    pub fn next(&self) -> io::Result<Signal> {
+        loop {
+            let mut record = [0_u8; size_of::<libc::signalfd_siginfo>()];
+            (&self.0).read_exact(&mut record)?;
+            // The number is the first field of `struct signalfd_siginfo`.
+            let number = record.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+            if let Some((_, signal)) = KNOWN.iter().find(|(known, _)| *known == number) {
+                return Ok(*signal);
+            }
+        }
+    }
+}
+
+/// Unblocks the signals of [`Signal`] in the calling thread: for a thread that is about to start another program.
+///
+/// # Errors
+/// As `pthread_sigmask(3)`.
+pub fn unblock() -> io::Result<()> {
+    let set = set();
+    // SAFETY: `set` is initialised; the old mask is not asked for.
+    match unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        status => Err(io::Error::from_raw_os_error(status)),
+    }
+}
+
+fn set() -> libc::sigset_t {
+    // SAFETY: a zeroed `sigset_t` is a valid value to initialise; `sigemptyset` and `sigaddset` cannot fail for it.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for (number, _) in KNOWN {
+            libc::sigaddset(&raw mut set, number);
+        }
+        set
+    }
+}
