@@ -1,0 +1,137 @@
+//! Mounting by `fusermount3`, which is set-user-id root and checks what an ordinary user may do.
+//!
+//! It opens the device, mounts, and passes the descriptor back over a socket whose number stands in `_FUSE_COMMFD`. The socket is handed
+//! over as its standard input, so that no descriptor has to survive an exec by accident. What it writes to standard error becomes part of the error.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
+
+use super::{MountOptions, os_string, words};
+
+/// Names of mount flags in an option string.
+const FLAG_WORDS: [(u64, &str); 9] = [
+    (libc::MS_RDONLY, "ro"),
+    (libc::MS_NOSUID, "nosuid"),
+    (libc::MS_NODEV, "nodev"),
+    (libc::MS_NOEXEC, "noexec"),
+    (libc::MS_SYNCHRONOUS, "sync"),
+    (libc::MS_DIRSYNC, "dirsync"),
+    (libc::MS_NOATIME, "noatime"),
+    (libc::MS_NODIRATIME, "nodiratime"),
+    (libc::MS_STRICTATIME, "strictatime"),
+];
+
+/// Mounts and returns the open device.
+pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+    let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let mut command = program(options.fusermount.as_deref());
+    command.arg("-o").arg(option_string(options)).arg("--").arg(path);
+    command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs));
+    let output = run(command)?;
+    if !output.status.success() {
+        return Err(failure("cannot mount", path, &output));
+    }
+    receive(&ours).map_err(|error| crate::sys::with_context(format!("no device from fusermount3 for {}", path.display()), error))
+}
+
+/// Unmounts.
+pub(super) fn unmount(path: &Path, fusermount: Option<&Path>, lazy: bool) -> io::Result<()> {
+    let mut command = program(fusermount);
+    command.arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    command.arg("--").arg(path).stdin(Stdio::null());
+    let output = run(command)?;
+    if output.status.success() { Ok(()) } else { Err(failure("cannot unmount", path, &output)) }
+}
+
+fn program(fusermount: Option<&Path>) -> Command {
+    let mut command = Command::new(fusermount.unwrap_or(Path::new("fusermount3")));
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+fn run(mut command: Command) -> io::Result<Output> {
+    // `command` is dropped at the end, and with it our copy of the other end of the socket.
+    let child = command.spawn().map_err(|error| {
+        crate::sys::with_context(format!("cannot run {} (package fuse3)", command.get_program().to_string_lossy()), error)
+    })?;
+    child.wait_with_output()
+}
+
+fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let kind = if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
+    io::Error::new(kind, format!("{what} {}: {}", path.display(), said.trim()))
+}
+
+/// The argument of `-o`.
+fn option_string(options: &MountOptions) -> OsString {
+    let mut all: Vec<OsString> =
+        FLAG_WORDS.iter().filter(|(flag, _)| options.flags & flag != 0).map(|(_, word)| OsString::from(word)).collect();
+    all.extend(words(options));
+    all.push(escaped("fsname=", &options.fsname));
+    if !options.subtype.is_empty() {
+        all.push(escaped("subtype=", OsStr::new(&options.subtype)));
+    }
+    all.join(OsStr::new(","))
+}
+
+/// A value in which commas and backslashes are escaped, as the option parser of `fusermount3` takes them.
+fn escaped(key: &str, value: &OsStr) -> OsString {
+    let mut bytes = key.as_bytes().to_vec();
+    for byte in value.as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            bytes.push(b'\\');
+        }
+        bytes.push(*byte);
+    }
+    os_string(bytes)
+}
+
+/// Takes the descriptor off the socket.
+fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0_u8; 1];
+    loop {
+        match rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => break,
+        }
+    }
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Ok(fd);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the socket without sending one"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_and_backslashes_are_escaped() {
+        let options = MountOptions {
+            fsname: OsString::from("/srv/a,b\\c"),
+            subtype: "x".to_owned(),
+            flags: libc::MS_RDONLY | libc::MS_NOATIME,
+            allow_other: true,
+            ..MountOptions::default()
+        };
+        assert_eq!(option_string(&options), "ro,noatime,allow_other,fsname=/srv/a\\,b\\\\c,subtype=x");
+    }
+}

@@ -1,0 +1,213 @@
+//! Replies, built straight in the transport's buffer.
+//!
+//! A handler calls one of the methods per request and returns what it returned. A second call replaces the first. Nothing is allocated
+//! and nothing is sent before the handler returns. Invariant: `len <= body.len()`; the body never includes the reply's header.
+
+use crate::abi::{
+    AttrOut, BmapOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, IoctlOut, Kstatfs, LkOut, LseekOut, OpenOut, Pod, PollOut,
+    StatxOut, WriteOut,
+};
+use crate::errno::Errno;
+
+/// The reply to one request. A handler that returns `Ok` without building anything sends an empty success.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    body: &'a mut [u8],
+    len: usize,
+}
+
+impl<'a> Reply<'a> {
+    /// A reply over a transport's buffer; tests of handlers may give any.
+    pub fn new(body: &'a mut [u8]) -> Reply<'a> {
+        Reply { body, len: 0 }
+    }
+
+    /// How much data a reply can carry here, bytes. At least the `size` of any READ, READDIR or GETXATTR.
+    pub fn capacity(&self) -> usize {
+        self.body.len()
+    }
+
+    /// What has been built so far.
+    pub fn built(&self) -> &[u8] {
+        self.body.get(..self.len).unwrap_or_default()
+    }
+
+    /// Bytes built so far.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A node: reply to LOOKUP, MKNOD, MKDIR, SYMLINK and LINK.
+    pub fn entry(&mut self, entry: &EntryOut) -> Result<(), Errno> {
+        self.plain(entry)
+    }
+
+    /// "No such name", cacheable for the time given: reply to LOOKUP.
+    pub fn no_entry(&mut self, valid: u64, valid_nsec: u32) -> Result<(), Errno> {
+        self.plain(&EntryOut { entry_valid: valid, entry_valid_nsec: valid_nsec, ..EntryOut::default() })
+    }
+
+    /// Attributes: reply to GETATTR and SETATTR.
+    pub fn attr(&mut self, attr: &AttrOut) -> Result<(), Errno> {
+        self.plain(attr)
+    }
+
+    /// Attributes: reply to STATX.
+    pub fn statx(&mut self, statx: &StatxOut) -> Result<(), Errno> {
+        self.plain(statx)
+    }
+
+    /// A handle: reply to OPEN and OPENDIR.
+    pub fn open(&mut self, open: &OpenOut) -> Result<(), Errno> {
+        self.plain(open)
+    }
+
+    /// A node and a handle: reply to CREATE and TMPFILE.
+    pub fn created(&mut self, entry: &EntryOut, open: &OpenOut) -> Result<(), Errno> {
+        self.plain(entry)?;
+        self.append(open.bytes())
+    }
+
+    /// Bytes taken: reply to WRITE.
+    pub fn written(&mut self, size: u32) -> Result<(), Errno> {
+        self.plain(&WriteOut { size, padding: 0 })
+    }
+
+    /// Bytes copied: reply to COPY_FILE_RANGE, in the form that the request asked for.
+    pub fn copied(&mut self, size: u64, wide: bool) -> Result<(), Errno> {
+        if wide {
+            self.plain(&CopyFileRangeOut { bytes_copied: size })
+        } else {
+            self.written(u32::try_from(size).map_err(|_| Errno::EINVAL)?)
+        }
+    }
+
+    /// Figures: reply to STATFS.
+    pub fn statfs(&mut self, figures: &Kstatfs) -> Result<(), Errno> {
+        self.plain(figures)
+    }
+
+    /// The size of an attribute or list: reply to GETXATTR and LISTXATTR of size 0.
+    pub fn xattr_size(&mut self, size: u32) -> Result<(), Errno> {
+        self.plain(&GetxattrOut { size, padding: 0 })
+    }
+
+    /// The lock in the way (`F_UNLCK`: none): reply to GETLK.
+    pub fn lock(&mut self, lock: &FileLock) -> Result<(), Errno> {
+        self.plain(&LkOut { lk: *lock })
+    }
+
+    /// A position: reply to LSEEK.
+    pub fn lseek(&mut self, offset: u64) -> Result<(), Errno> {
+        self.plain(&LseekOut { offset })
+    }
+
+    /// Result and data: reply to IOCTL. At most the request's `out_size` bytes.
+    pub fn ioctl(&mut self, result: i32, data: &[u8]) -> Result<(), Errno> {
+        self.plain(&IoctlOut { result, ..IoctlOut::default() })?;
+        self.append(data)
+    }
+
+    /// Ready events: reply to POLL.
+    pub fn poll(&mut self, revents: u32) -> Result<(), Errno> {
+        self.plain(&PollOut { revents, padding: 0 })
+    }
+
+    /// A block number: reply to BMAP.
+    pub fn bmap(&mut self, block: u64) -> Result<(), Errno> {
+        self.plain(&BmapOut { block })
+    }
+
+    /// Data: reply to READ, READLINK, GETXATTR and LISTXATTR. ERANGE if it exceeds [`Reply::capacity`].
+    pub fn bytes(&mut self, data: &[u8]) -> Result<(), Errno> {
+        self.len = 0;
+        self.append(data)
+    }
+
+    /// Where to put up to `max` bytes of data without a copy (shorter if the buffer is); then call [`Reply::filled`]. What it holds is
+    /// left from earlier requests.
+    pub fn buffer(&mut self, max: usize) -> &mut [u8] {
+        self.len = 0;
+        let max = max.min(self.body.len());
+        self.body.get_mut(..max).unwrap_or_default()
+    }
+
+    /// The first `size` bytes of the buffer are the reply.
+    pub fn filled(&mut self, size: usize) -> Result<(), Errno> {
+        if size > self.body.len() {
+            return Err(Errno::EIO);
+        }
+        self.len = size;
+        Ok(())
+    }
+
+    /// A listing of at most `size` bytes: reply to READDIR and READDIRPLUS. What is added is in the reply at once.
+    pub fn directory(&mut self, size: u32) -> Directory<'_, 'a> {
+        self.len = 0;
+        let limit = self.body.len().min(size as usize);
+        Directory { reply: self, limit }
+    }
+
+    fn plain<T: Pod>(&mut self, value: &T) -> Result<(), Errno> {
+        self.len = 0;
+        self.append(value.bytes())
+    }
+
+    fn append(&mut self, data: &[u8]) -> Result<(), Errno> {
+        let end = self.len.checked_add(data.len()).ok_or(Errno::ERANGE)?;
+        self.body.get_mut(self.len..end).ok_or(Errno::ERANGE)?.copy_from_slice(data);
+        self.len = end;
+        Ok(())
+    }
+}
+
+/// A listing being built.
+#[derive(Debug)]
+pub struct Directory<'r, 'a> {
+    reply: &'r mut Reply<'a>,
+    limit: usize,
+}
+
+impl Directory<'_, '_> {
+    /// Adds an entry for READDIR. `off` is what the next request starts from to continue after this entry; `d_type` a `DT_*`. Returns
+    /// false, and adds nothing, if there is no room: the listing is then to be sent as it is.
+    #[must_use]
+    pub fn add(&mut self, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
+        self.put(None, ino, off, d_type, name)
+    }
+
+    /// Adds an entry for READDIRPLUS. `entry.nodeid` 0 means "not looked up": no attributes, no look-up counted.
+    #[must_use]
+    pub fn add_plus(&mut self, entry: &EntryOut, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
+        self.put(Some(entry), ino, off, d_type, name)
+    }
+
+    /// Whether an entry with a name of this length would still fit; `plus` for [`Directory::add_plus`].
+    pub fn fits(&self, name_len: usize, plus: bool) -> bool {
+        let head = if plus { size_of::<EntryOut>() } else { 0 } + size_of::<Dirent>();
+        self.reply.len + (head + name_len).next_multiple_of(8) <= self.limit
+    }
+
+    /// Bytes used so far; 0 means that nothing was added (the end of the directory, for the kernel).
+    pub fn used(&self) -> usize {
+        self.reply.len
+    }
+
+    fn put(&mut self, entry: Option<&EntryOut>, ino: u64, off: u64, d_type: u8, name: &[u8]) -> bool {
+        let Ok(namelen) = u32::try_from(name.len()) else { return false };
+        if !self.fits(name.len(), entry.is_some()) {
+            return false;
+        }
+        let start = self.reply.len;
+        let head = Dirent { ino, off, namelen, r#type: u32::from(d_type) };
+        let padding = name.len().next_multiple_of(8) - name.len();
+        let entry_bytes = entry.map(Pod::bytes).unwrap_or_default();
+        for part in [entry_bytes, head.bytes(), name, [0; 8].get(..padding).unwrap_or_default()] {
+            if self.reply.append(part).is_err() {
+                self.reply.len = start;
+                return false;
+            }
+        }
+        true
+    }
+}

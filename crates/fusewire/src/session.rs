@@ -1,0 +1,382 @@
+//! A running connection: negotiation, worker threads, and its end.
+//!
+//! Made and kept by programs. The parts: `negotiate` (INIT), `device` and `ring` (transports), `dispatch` (one request), `workers` (what each
+//! thread does), `shared` (what they share, and [`blocking`]). Invariant: when [`Session::wait`] or `drop` return, no thread of the session runs,
+//! `destroy` has been called, and the kernel's connection is closed.
+
+mod device;
+mod dispatch;
+mod negotiate;
+mod ring;
+mod shared;
+mod uring;
+mod workers;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::init;
+use crate::backing::Backing;
+use crate::connection::Connection;
+use crate::counters::Counters;
+use crate::handler::{Handler, Offer, Settings};
+use crate::mount::{Device, Mounted, mount};
+use crate::notify::Notifier;
+use crate::request::Form;
+use negotiate::Agreement;
+use shared::{Parts, Shared};
+use workers::Worker;
+
+pub use shared::blocking;
+
+/// Which transport to use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// io_uring where the kernel offers and permits it, the device otherwise.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    Uring,
+    /// The device.
+    Device,
+}
+
+/// Which transport is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// io_uring (FORGET and INTERRUPT come over the device all the same).
+    Uring,
+    /// The device.
+    Device,
+}
+
+/// How to serve a connection.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// Which transport to use.
+    pub transport: TransportChoice,
+    /// Threads to start with: in all on the device (at least 2), per CPU on io_uring. 0 chooses: one per CPU and one more; 3 (2 with more
+    /// than 8 CPUs).
+    pub threads: u32,
+    /// Most threads that are not inside [`blocking`]: in all on the device, per CPU on io_uring. More are made when all are busy. 0
+    /// chooses: 32; 16.
+    pub max_threads: u32,
+    /// Stack of a worker, bytes; only what is touched costs memory.
+    pub stack_size: usize,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions { transport: TransportChoice::Auto, threads: 0, max_threads: 0, stack_size: 512 << 10 }
+    }
+}
+
+/// A connection being served. Dropped, it unmounts (lazily) and ends the connection, even if it is in use.
+#[derive(Debug)]
+pub struct Session {
+    shared: Arc<Shared>,
+    mounted: Option<Mounted>,
+    agreement: Agreement,
+    transport: Transport,
+    fallback: Option<String>,
+}
+
+/// Why a session did not start.
+enum StartError {
+    /// The kernel took our word for rings and then refused them: this connection can never be used.
+    Register(io::Error),
+    Other(io::Error),
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> StartError {
+        StartError::Other(error)
+    }
+}
+
+impl Session {
+    /// Negotiates and starts the workers; returns when the file system can be used. On error the mount is taken away again.
+    pub fn start(device: Device, handler: Arc<dyn Handler>, options: SessionOptions) -> io::Result<Session> {
+        let (fd, mounted) = device.into_parts()?;
+        let error = match serve(fd, &handler, &options) {
+            Ok((shared, agreement, transport, fallback)) => return Ok(Session { shared, mounted, agreement, transport, fallback }),
+            Err(error) => error,
+        };
+        match (error, mounted) {
+            (StartError::Register(error), Some(mounted)) if options.transport == TransportChoice::Auto => {
+                tracing::warn!(%error, "io_uring failed after it was agreed upon; mounting again without it");
+                Session::start_again(&mounted, &handler, options, &error)
+            }
+            (StartError::Register(error) | StartError::Other(error), mounted) => {
+                if let Some(mounted) = mounted
+                    && let Err(error) = mounted.unmount(true)
+                {
+                    tracing::warn!(mountpoint = %mounted.path().display(), %error, "cannot unmount");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Mounts anew at the same place and uses the device.
+    fn start_again(mounted: &Mounted, handler: &Arc<dyn Handler>, options: SessionOptions, reason: &io::Error) -> io::Result<Session> {
+        mounted.unmount(true)?;
+        let device = mount(mounted.path(), mounted.options())?;
+        let options = SessionOptions { transport: TransportChoice::Device, ..options };
+        let mut session = Session::start(device, Arc::clone(handler), options)?;
+        session.fallback = Some(reason.to_string());
+        Ok(session)
+    }
+
+    /// The transport in use.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// Why io_uring is not in use though it was wanted; `None` if it is in use or was not wanted.
+    pub fn fallback_reason(&self) -> Option<&str> {
+        self.fallback.as_deref()
+    }
+
+    /// The kernel's offer.
+    pub fn offer(&self) -> &Offer {
+        &self.agreement.offer
+    }
+
+    /// What is in force of what the handler chose.
+    pub fn settings(&self) -> &Settings {
+        &self.agreement.settings
+    }
+
+    /// For notifications.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(Arc::clone(&self.shared.connection))
+    }
+
+    /// For passthrough.
+    pub fn backing(&self) -> Backing {
+        let negotiated = self.agreement.settings.flags & init::PASSTHROUGH != 0;
+        Backing::new(Arc::clone(&self.shared.connection), negotiated)
+    }
+
+    /// Counts and times of requests.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.shared.counters)
+    }
+
+    /// Requests that a thread has taken and the kernel has no reply to yet.
+    pub fn in_flight(&self) -> usize {
+        self.shared.workers().iter().filter(|worker| worker.in_flight()).count()
+    }
+
+    /// Worker threads running now.
+    pub fn threads(&self) -> usize {
+        self.shared.threads()
+    }
+
+    /// Whether a thread id (`Header::pid`) is one of our workers. A request that one of them causes on its own mount may have to wait for
+    /// a thread that it occupies itself, so a handler should refuse it. Cheap.
+    pub fn is_own_thread(&self, tid: u32) -> bool {
+        self.shared.is_own_thread(tid)
+    }
+
+    /// Access to what a handler needs of its session while the session is owned by somebody else.
+    pub fn observer(&self) -> Observer {
+        Observer(Arc::clone(&self.shared))
+    }
+
+    /// Marks all requests that are being handled now; see [`Moment`].
+    pub fn quiescent_after(&self) -> Moment {
+        Moment::of(&self.shared)
+    }
+
+    /// Waits until the connection has ended: unmounted and not in use any more, or aborted.
+    pub fn wait(&self) {
+        self.shared.wait();
+    }
+
+    /// Whether the connection has ended.
+    pub fn ended(&self) -> bool {
+        self.shared.over()
+    }
+
+    /// Whether our mount is (as far as can be seen) still there: false after somebody else unmounted it. True for a device that somebody else mounted.
+    pub fn is_mounted(&self) -> bool {
+        self.mounted.as_ref().is_none_or(Mounted::present)
+    }
+
+    /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree at once, served until its last user
+    /// is gone. Does not wait; see [`Session::wait`].
+    pub fn unmount(&self, lazy: bool) -> io::Result<()> {
+        self.mounted.as_ref().map_or(Ok(()), |mounted| mounted.unmount(lazy))
+    }
+
+    /// Ends the connection even while it is in use: callers get errors, threads that wait inside [`blocking`] are interrupted. Does not wait for
+    /// handlers that are running; see [`Session::wait`].
+    pub fn abort(&self) {
+        if let Some(mounted) = &self.mounted
+            && mounted.present()
+            && let Err(error) = mounted.abort()
+        {
+            // Without privilege closing all descriptors, below, has the same effect, but the mount stays in the tree.
+            tracing::debug!(%error, "no forced unmount");
+            if let Err(error) = mounted.unmount(true) {
+                tracing::warn!(mountpoint = %mounted.path().display(), %error, "cannot unmount");
+            }
+        }
+        self.shared.stop();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if self.shared.over() {
+            return;
+        }
+        if let Err(error) = self.unmount(true) {
+            tracing::warn!(%error, "cannot unmount");
+        }
+        self.shared.stop();
+        self.shared.wait();
+    }
+}
+
+type Started = (Arc<Shared>, Agreement, Transport, Option<String>);
+
+fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> Result<Started, StartError> {
+    let agreement = negotiate::read_init(&fd, handler.as_ref())?;
+    let parts = |rings, connection| Parts {
+        handler: Arc::clone(handler),
+        connection,
+        counters: Arc::default(),
+        form: Form { setxattr_ext: agreement.settings.flags & init::SETXATTR_EXT != 0 },
+        max_io: agreement.max_io,
+        options: options.clone(),
+        rings,
+    };
+    let connection = Connection::new(fd);
+    let device = connection.device()?;
+    let (rings, fallback) = match options.transport {
+        TransportChoice::Device => (None, None),
+        choice => match prepare_rings(&agreement, |rings| Shared::new(parts(rings, Arc::clone(&connection)))) {
+            Ok(rings) => (Some(rings), None),
+            Err(error) if choice == TransportChoice::Auto => (None, Some(error.to_string())),
+            Err(error) => return Err(error.into()),
+        },
+    };
+    if let Some((shared, prepared)) = rings {
+        let started = match agreement.answer(&device, true) {
+            Ok(()) => prepared.go().map_err(StartError::Register).and_then(|()| device::spawn(&shared).map_err(StartError::Other)),
+            Err(error) => {
+                prepared.cancel();
+                Err(error.into())
+            }
+        };
+        return match started {
+            Ok(()) => {
+                shared.serving();
+                Ok((shared, agreement, Transport::Uring, None))
+            }
+            Err(error) => {
+                drop(device);
+                shared.stop();
+                shared.wait();
+                Err(error)
+            }
+        };
+    }
+    let shared = Shared::new(parts(Vec::new(), connection));
+    agreement.answer(&device, false)?;
+    drop(device);
+    start_device_threads(&shared)?;
+    Ok((shared, agreement, Transport::Device, fallback))
+}
+
+/// Makes the rings, if the kernel offers to use them.
+fn prepare_rings(
+    agreement: &Agreement,
+    shared: impl FnOnce(Vec<workers::Queue>) -> Arc<Shared>,
+) -> io::Result<(Arc<Shared>, ring::Prepared)> {
+    if !agreement.offer.has(init::OVER_IO_URING) {
+        let hint =
+            "the kernel does not offer io_uring for FUSE (Linux 6.14 and, by root, `echo 1 > /sys/module/fuse/parameters/enable_uring`)";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, hint));
+    }
+    let cpus = ring::Cpus::read()?;
+    let shared = shared(cpus.queues()?);
+    let prepared = ring::prepare(&shared, &cpus)?;
+    Ok((shared, prepared))
+}
+
+/// Never one thread: a request that waits for another would wait for ever.
+fn start_device_threads(shared: &Arc<Shared>) -> io::Result<()> {
+    let threads = match shared.options.threads {
+        0 => std::thread::available_parallelism().map_or(2, usize::from).min(8) + 1,
+        chosen => (chosen as usize).max(2),
+    };
+    for _ in 0..threads {
+        if let Err(error) = device::spawn(shared) {
+            shared.stop();
+            shared.wait();
+            return Err(error);
+        }
+    }
+    shared.serving();
+    Ok(())
+}
+
+/// What a handler may ask its session, from any thread; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Observer(Arc<Shared>);
+
+impl Observer {
+    /// See [`Session::is_own_thread`].
+    pub fn is_own_thread(&self, tid: u32) -> bool {
+        self.0.is_own_thread(tid)
+    }
+
+    /// See [`Session::quiescent_after`].
+    pub fn quiescent_after(&self) -> Moment {
+        Moment::of(&self.0)
+    }
+
+    /// See [`Session::in_flight`].
+    pub fn in_flight(&self) -> usize {
+        self.0.workers().iter().filter(|worker| worker.in_flight()).count()
+    }
+}
+
+/// A moment in the life of a session, made by [`Session::quiescent_after`]: reached when all requests that were being handled then have been
+/// answered, that is, when the kernel has their replies.
+///
+/// Closes the race between a reply that was computed before a change and the invalidation for that change: make the change visible, take
+/// a `Moment`, wait for it, then notify. Requests inside [`blocking`] are not waited for; they must not answer with what they
+/// looked at before the call. Do not wait in a worker thread: it would wait for itself.
+#[derive(Debug)]
+pub struct Moment {
+    unanswered: Vec<(Arc<Worker>, u32)>,
+}
+
+impl Moment {
+    fn of(shared: &Shared) -> Moment {
+        let workers = shared.workers().into_iter();
+        Moment { unanswered: workers.filter_map(|worker| worker.mark().map(|mark| (worker, mark))).collect() }
+    }
+
+    /// Whether it is reached.
+    pub fn reached(&mut self) -> bool {
+        self.unanswered.retain(|(worker, mark)| !worker.passed(*mark));
+        self.unanswered.is_empty()
+    }
+
+    /// Waits for it, looking again after 20 microseconds at first and after 1 millisecond at last.
+    pub fn wait(mut self) {
+        let mut pause = Duration::from_micros(20);
+        while !self.reached() {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The transport over the fuse device: read a request, write its reply.
+//!
+//! Every thread has its own descriptor of the connection (a reply must go to the descriptor that its request came from) and reads from the
+//! one queue of the kernel. Beside rings the same loop serves what rings do not carry, FORGET and INTERRUPT, and is lazy then.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno as Os;
+
+use super::dispatch::{self, Outcome};
+use super::shared::{Place, Shared};
+use super::workers::Worker;
+use crate::abi::{InHeader, OutHeader, Pod};
+use crate::errno::Errno;
+use crate::request::fixed_size;
+use crate::sys::{self, Pages};
+
+/// Beside rings: how long to leave FORGETs lying after some, so that they come in batches. An INTERRUPT waits no longer than that either.
+const LAZINESS: Duration = Duration::from_millis(10);
+
+/// Adds a thread to the device's queue.
+pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
+    shared.device.add();
+    let result = shared.spawn("fuse device".to_owned(), |shared| {
+        if let Err(error) = run(shared) {
+            tracing::error!(%error, "a thread of the fuse device ends");
+        }
+        shared.device.remove();
+    });
+    if result.is_err() {
+        shared.device.remove();
+    }
+    result
+}
+
+/// What to do after an error of the device.
+enum Next {
+    Again,
+    Leave,
+    Fail(io::Error),
+}
+
+fn run(shared: &Arc<Shared>) -> io::Result<()> {
+    let result = start(shared);
+    shared.device.end_growing();
+    let (mut thread, worker) = match result {
+        Ok(both) => both,
+        // Ended before it began.
+        Err(_) if shared.is_ending() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let result = thread.serve();
+    shared.leave(&worker);
+    if !shared.is_stopping() {
+        shared.ended();
+    }
+    result
+}
+
+fn start(shared: &Arc<Shared>) -> io::Result<(Thread, Arc<Worker>)> {
+    let main = shared.connection.device()?;
+    let device = match sys::clone_device(main.as_fd()) {
+        Ok(clone) => Arc::new(clone),
+        // Replies work as well over the shared one; only the kernel's lock is then shared, too.
+        Err(_) => main,
+    };
+    // The kernel wants room for a whole WRITE, whatever it has to say.
+    let input = Pages::new(shared.max_io + rustix::param::page_size())?;
+    let output = Pages::new(shared.max_io + size_of::<OutHeader>())?;
+    if let Err(error) = sys::schedule_batch() {
+        tracing::debug!(%error, "no batch scheduling");
+    }
+    let worker = Arc::new(Worker::new(tid(), None));
+    shared.enter(&worker, Place::Device);
+    Ok((Thread { shared: Arc::clone(shared), worker: Arc::clone(&worker), device, input, output }, worker))
+}
+
+/// The thread id of the calling thread.
+pub(super) fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_pid().unsigned_abs()
+}
+
+struct Thread {
+    shared: Arc<Shared>,
+    worker: Arc<Worker>,
+    device: Arc<OwnedFd>,
+    input: Pages,
+    output: Pages,
+}
+
+impl Thread {
+    fn serve(&mut self) -> io::Result<()> {
+        let lazy = !self.shared.rings.is_empty();
+        while !self.shared.is_stopping() {
+            let size = match rustix::io::read(&self.device, self.input.bytes_mut()) {
+                Ok(size) => size,
+                Err(Os::AGAIN) => {
+                    // Somebody gave us a descriptor that does not block.
+                    let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
+                    match rustix::event::poll(&mut fds, None) {
+                        Ok(_) | Err(Os::INTR) => continue,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(error) => match after(error) {
+                    Next::Again => continue,
+                    Next::Leave => return Ok(()),
+                    Next::Fail(error) => return Err(error),
+                },
+            };
+            let Some(header) = InHeader::read(self.input.bytes()).filter(|header| header.len as usize == size) else {
+                tracing::error!(size, "the fuse device gave a request that contradicts its own length");
+                continue;
+            };
+            if dispatch::is_one_way(header.opcode) {
+                let (fixed, rest) = split(self.input.bytes(), &header, &self.shared);
+                dispatch::one_way(&self.shared, &header, fixed, rest);
+                if lazy && !self.shared.anyone_blocked() && !self.shared.is_ending() {
+                    std::thread::sleep(LAZINESS);
+                }
+            } else if !self.answer(&header)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a request and sends the reply; false at the end of the connection.
+    fn answer(&mut self, header: &InHeader) -> io::Result<bool> {
+        let shared = Arc::clone(&self.shared);
+        self.worker.begin(header.unique);
+        if shared.device.take(shared.limit(Place::Device)) {
+            shared.grow(Place::Device);
+        }
+        let (fixed, rest) = split(self.input.bytes(), header, &shared);
+        let head = size_of::<OutHeader>();
+        let outcome = match self.output.bytes_mut().get_mut(head..) {
+            Some(body) => dispatch::request(&shared, header, fixed, rest, body),
+            None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+        };
+        let result = self.send(header, outcome);
+        self.worker.handled();
+        self.worker.answered();
+        shared.device.give_back();
+        result
+    }
+
+    fn send(&mut self, header: &InHeader, outcome: Outcome) -> io::Result<bool> {
+        let end = size_of::<OutHeader>() + outcome.len;
+        let output = self.output.bytes_mut();
+        if outcome.header(header.unique).write(output).is_none() {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        let message = output.get(..end).unwrap_or_default();
+        let body = message.get(size_of::<OutHeader>()..).unwrap_or_default();
+        loop {
+            let error = match rustix::io::write(&self.device, message) {
+                Ok(_) => return Ok(true),
+                Err(error) => error,
+            };
+            match error {
+                Os::INTR | Os::AGAIN => {}
+                // The request was aborted meanwhile.
+                Os::NOENT => {
+                    if outcome.is_success() {
+                        dispatch::undelivered(&self.shared, header, body);
+                    }
+                    return Ok(true);
+                }
+                Os::NODEV | Os::NOTCONN | Os::CONNABORTED | Os::PERM => return Ok(false),
+                // The kernel found the reply malformed and waits for a better one.
+                error => {
+                    tracing::error!(opcode = header.opcode, len = end, %error, "the kernel refuses a reply");
+                    let failure = OutHeader { len: 16, error: Errno::EIO.wire(), unique: header.unique };
+                    if outcome.is_success() {
+                        dispatch::undelivered(&self.shared, header, body);
+                    }
+                    return match rustix::io::write(&self.device, failure.bytes()) {
+                        Ok(_) | Err(Os::NOENT) => Ok(true),
+                        Err(error) => Err(error.into()),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Splits what follows the header into the request's struct and the rest.
+fn split<'a>(input: &'a [u8], header: &InHeader, shared: &Shared) -> (&'a [u8], &'a [u8]) {
+    let body = input.get(size_of::<InHeader>()..header.len as usize).unwrap_or_default();
+    body.split_at_checked(fixed_size(header.opcode, shared.form)).unwrap_or((body, &[]))
+}
+
+/// What an error of reading means.
+fn after(error: Os) -> Next {
+    match error {
+        // A signal; a request aborted between queue and buffer.
+        Os::INTR | Os::NOENT => Next::Again,
+        // Unmounted, aborted.
+        Os::NODEV | Os::CONNABORTED | Os::NOTCONN => Next::Leave,
+        error => Next::Fail(error.into()),
+    }
+}

@@ -1,0 +1,100 @@
+//! One request, from bytes to the handler and back to bytes.
+//!
+//! Called by both transports with the areas of a request; answers what to put into the reply's header. Requests that want no
+//! reply (FORGET, INTERRUPT, NOTIFY_REPLY) have their own entry.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::shared::Shared;
+use crate::abi::{BatchForgetIn, ForgetIn, ForgetOne, InHeader, InterruptIn, NotifyRetrieveIn, OutHeader, Pod, opcode};
+use crate::errno::Errno;
+use crate::reply::Reply;
+use crate::request::{Header, parse};
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outcome {
+    /// For the reply's header: 0 or a negative error number.
+    error: i32,
+    /// Length of the reply's body.
+    pub(super) len: usize,
+}
+
+impl Outcome {
+    pub(super) fn is_success(self) -> bool {
+        self.error == 0
+    }
+
+    /// The header of the reply.
+    pub(super) fn header(self, unique: u64) -> OutHeader {
+        let len = u32::try_from(size_of::<OutHeader>() + self.len).unwrap_or(u32::MAX);
+        OutHeader { len, error: self.error, unique }
+    }
+}
+
+/// Whether an opcode is one that wants no reply.
+pub(super) fn is_one_way(opcode: u32) -> bool {
+    matches!(opcode, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY)
+}
+
+/// Handles a request: the reply's body is in `out` afterwards.
+pub(super) fn request(shared: &Shared, header: &InHeader, fixed: &[u8], rest: &[u8], out: &mut [u8]) -> Outcome {
+    let start = Instant::now();
+    let mut reply = Reply::new(out);
+    let result = match parse(header, fixed, rest, shared.form) {
+        Ok(request) => shared.guarded(|| shared.handler.handle(&request, &mut reply)).unwrap_or(Err(Errno::EIO)),
+        Err(error) => {
+            tracing::error!(opcode = header.opcode, len = header.len, "the kernel sent a request that contradicts its own lengths");
+            Err(error)
+        }
+    };
+    let outcome = match result {
+        Ok(()) => Outcome { error: 0, len: reply.len() },
+        Err(error) => Outcome { error: error.wire(), len: 0 },
+    };
+    shared.counters.count(header.opcode, start.elapsed(), result.is_err());
+    outcome
+}
+
+/// The kernel did not take a success.
+pub(super) fn undelivered(shared: &Shared, header: &InHeader, body: &[u8]) {
+    shared.guarded(|| shared.handler.undelivered(&Header::from(header), body));
+}
+
+/// Handles a request that wants no reply. `fixed` and `rest` as for parsing.
+pub(super) fn one_way(shared: &Arc<Shared>, header: &InHeader, fixed: &[u8], rest: &[u8]) {
+    let handled = match header.opcode {
+        opcode::FORGET => ForgetIn::read(fixed).map(|forget| {
+            shared.counters.count_many(opcode::FORGET, 1);
+            shared.guarded(|| shared.handler.forget(header.nodeid, forget.nlookup));
+        }),
+        opcode::BATCH_FORGET => batch_forget(shared, fixed, rest),
+        opcode::INTERRUPT => InterruptIn::read(fixed).map(|interrupt| {
+            shared.counters.count_many(opcode::INTERRUPT, 1);
+            shared.interrupt(interrupt.unique);
+        }),
+        opcode::NOTIFY_REPLY => NotifyRetrieveIn::read(fixed).and_then(|head| {
+            let data = rest.get(..head.size as usize)?;
+            shared.counters.count_many(opcode::NOTIFY_REPLY, 1);
+            shared.guarded(|| shared.handler.retrieved(header.unique, header.nodeid, head.offset, data));
+            Some(())
+        }),
+        _ => None,
+    };
+    if handled.is_none() {
+        tracing::error!(opcode = header.opcode, len = header.len, "the kernel sent a message that contradicts its own lengths");
+    }
+}
+
+fn batch_forget(shared: &Arc<Shared>, fixed: &[u8], rest: &[u8]) -> Option<()> {
+    let count = BatchForgetIn::read(fixed)?.count as usize;
+    let list = rest.get(..count.checked_mul(size_of::<ForgetOne>())?)?;
+    shared.counters.count_many(opcode::BATCH_FORGET, 1);
+    shared.guarded(|| {
+        for one in list.chunks_exact(size_of::<ForgetOne>()).filter_map(ForgetOne::read) {
+            shared.handler.forget(one.nodeid, one.nlookup);
+        }
+    });
+    Some(())
+}

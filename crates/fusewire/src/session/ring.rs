@@ -1,0 +1,435 @@
+//! The transport over io_uring: one queue per CPU, several threads per queue, each with a ring of its own and one entry in it.
+//!
+//! A thread waits in the same system call in which it gives its reply, on the CPU of its queue, so that request and reply are two context
+//! switches and nothing else. One entry per ring, because a handler that takes long would hold up whatever else its ring was given. CPUs
+//! that are offline need an entry too (the kernel starts only when every possible CPU has one): one thread holds those of all of them.
+//!
+//! Invariant: while an entry is with the kernel nothing here touches its memory; between a completion and the next submission the kernel
+//! does not. A thread never leaves before the connection ends: an entry that disappears could take a request with it.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::device::tid;
+use super::dispatch;
+use super::shared::{Place, Shared};
+use super::uring::{Completion, Uring};
+use super::workers::{Queue, Worker};
+use crate::abi::{InHeader, Pod, UringCmdReq, UringEntInOut, device, opcode, uring};
+use crate::sys::{self, Pages};
+
+/// So many refusals in a row of one entry end its thread.
+const MOST_REFUSALS: u32 = 3;
+/// Room for the reply to a request whose data is in the payload area (WRITE: 8 bytes).
+const SMALL_REPLY: usize = 64;
+
+/// What is known of the CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cpus {
+    /// The kernel has so many queues.
+    possible: usize,
+    online: Vec<usize>,
+}
+
+impl Cpus {
+    pub(super) fn read() -> io::Result<Cpus> {
+        let list = |name: &str| {
+            let path = format!("/sys/devices/system/cpu/{name}");
+            let text = std::fs::read_to_string(&path).map_err(|error| sys::with_context(format!("cannot read {path}"), error))?;
+            parse_list(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} holds no list of CPUs: {text:?}")))
+        };
+        Ok(Cpus { possible: list("possible")?.len(), online: list("online")? })
+    }
+
+    /// The queues of a session.
+    pub(super) fn queues(&self) -> io::Result<Vec<Queue>> {
+        let queue = |cpu| u16::try_from(cpu).map(Queue::new).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG));
+        (0..self.possible).map(queue).collect()
+    }
+}
+
+/// Parses `0-3,8`.
+fn parse_list(text: &str) -> Option<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        match part.split_once('-') {
+            Some((first, last)) => cpus.extend(first.parse().ok()?..=last.parse::<usize>().ok()?),
+            None => cpus.push(part.parse().ok()?),
+        }
+    }
+    Some(cpus)
+}
+
+/// Holds the first threads until INIT has been answered.
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<Option<bool>>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// Waits; whether to go on.
+    fn pass(&self) -> bool {
+        let mut open = self.open.lock();
+        loop {
+            match *open {
+                Some(go) => return go,
+                None => self.changed.wait(&mut open),
+            }
+        }
+    }
+
+    fn set(&self, go: bool) {
+        *self.open.lock() = Some(go);
+        self.changed.notify_all();
+    }
+}
+
+/// How a first thread reports: its ring is made; its entries are registered.
+struct Report {
+    sender: Sender<io::Result<()>>,
+    gate: Arc<Gate>,
+}
+
+/// Threads with rings that wait for INIT to be answered.
+pub(super) struct Prepared {
+    shared: Arc<Shared>,
+    reports: Receiver<io::Result<()>>,
+    gate: Arc<Gate>,
+    threads: usize,
+}
+
+/// Starts the first threads and makes their rings. All that can fail for lack of permission or memory fails here, when the device can
+/// still be chosen: once the kernel has been told that there will be rings, it holds all requests back until they are there.
+pub(super) fn prepare(shared: &Arc<Shared>, cpus: &Cpus) -> io::Result<Prepared> {
+    let each = match shared.options.threads {
+        0 if cpus.online.len() <= 8 => 3,
+        0 => 2,
+        chosen => chosen as usize,
+    };
+    let mut plan: Vec<(Vec<usize>, Option<usize>)> = Vec::new();
+    let is_served = |cpu: &usize| *cpu < cpus.possible;
+    for cpu in cpus.online.iter().copied().filter(is_served) {
+        plan.extend((0..each).map(|_| (vec![cpu], Some(cpu))));
+    }
+    let offline: Vec<usize> = (0..cpus.possible).filter(|cpu| !cpus.online.contains(cpu)).collect();
+    if !offline.is_empty() {
+        plan.push((offline, None));
+    }
+    let (sender, reports) = channel();
+    let mut prepared = Prepared { shared: Arc::clone(shared), reports, gate: Arc::default(), threads: 0 };
+    for (queues, cpu) in plan {
+        let report = Report { sender: sender.clone(), gate: Arc::clone(&prepared.gate) };
+        if let Err(error) = spawn(shared, queues, cpu, Some(report)) {
+            prepared.cancel();
+            return Err(error);
+        }
+        prepared.threads += 1;
+    }
+    drop(sender);
+    match prepared.all_report() {
+        Ok(()) => Ok(prepared),
+        Err(error) => {
+            prepared.cancel();
+            Err(error)
+        }
+    }
+}
+
+impl Prepared {
+    fn all_report(&self) -> io::Result<()> {
+        for _ in 0..self.threads {
+            self.reports.recv().unwrap_or_else(|_| Err(io::Error::other("a thread died while it made its ring")))?;
+        }
+        Ok(())
+    }
+
+    /// INIT has been answered: hands all entries to the kernel. After an error the connection cannot be used.
+    pub(super) fn go(self) -> io::Result<()> {
+        self.gate.set(true);
+        self.all_report()
+    }
+
+    /// Ends the threads and waits for them; the session can go on with the device.
+    pub(super) fn cancel(self) {
+        self.gate.set(false);
+        self.shared.wait();
+    }
+}
+
+/// Adds a thread to the queue of a CPU while requests are coming.
+pub(super) fn grow(shared: &Arc<Shared>, queue: usize) -> io::Result<()> {
+    spawn(shared, vec![queue], Some(queue), None)
+}
+
+fn spawn(shared: &Arc<Shared>, queues: Vec<usize>, cpu: Option<usize>, report: Option<Report>) -> io::Result<()> {
+    let places: Vec<Place> = queues.into_iter().map(Place::Ring).collect();
+    let name = cpu.map_or_else(|| "fuse ring".to_owned(), |cpu| format!("fuse ring {cpu}"));
+    let all = places.clone();
+    places.iter().for_each(|place| shared.queue(*place).add());
+    let result = shared.spawn(name, move |shared| {
+        run(shared, &all, cpu, report);
+        all.iter().for_each(|place| shared.queue(*place).remove());
+    });
+    if result.is_err() {
+        places.iter().for_each(|place| shared.queue(*place).remove());
+    }
+    result
+}
+
+fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Option<Report>) {
+    let made = Thread::new(shared, places, cpu);
+    let mut thread = match (made, &report) {
+        (Ok(thread), None) => thread,
+        (Ok(thread), Some(report)) => {
+            // The receiver is only gone when the start has failed; then the gate says so.
+            let _ = report.sender.send(Ok(()));
+            if !report.gate.pass() {
+                return;
+            }
+            thread
+        }
+        (Err(error), Some(report)) => {
+            let _ = report.sender.send(Err(error));
+            return;
+        }
+        (Err(error), None) => {
+            tracing::warn!(%error, "cannot make another ring; requests may wait for each other");
+            places.iter().for_each(|place| shared.queue(*place).end_growing());
+            return;
+        }
+    };
+    let first = places.first().copied().unwrap_or(Place::Device);
+    shared.enter(&thread.worker, first);
+    let registered = thread.register_all();
+    places.iter().for_each(|place| shared.queue(*place).end_growing());
+    let (early, result) = match registered {
+        Ok(early) => (early, Ok(())),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let failed = match (result, report) {
+        (result, Some(report)) => {
+            let failed = result.is_err();
+            let _ = report.sender.send(result);
+            failed
+        }
+        (Err(_), None) if shared.is_ending() => true,
+        (Err(error), None) => {
+            tracing::warn!(%error, "cannot register another ring entry; requests may wait for each other");
+            true
+        }
+        (Ok(()), None) => false,
+    };
+    if !failed {
+        if let Err(error) = thread.serve(early) {
+            tracing::error!(%error, "a ring of the fuse connection ends");
+        }
+        if !shared.is_stopping() {
+            shared.ended();
+        }
+    }
+    let worker = Arc::clone(&thread.worker);
+    drop(thread);
+    shared.leave(&worker);
+}
+
+/// One entry of a ring: header area, payload area, and a place for small inputs (which share the payload area with the reply).
+struct Entry {
+    place: Place,
+    memory: Pages,
+    /// The two areas as an array of `struct iovec`, for the kernel.
+    areas: [usize; 4],
+    /// The request that was answered last and the length of a success, until the next comes.
+    last: Option<(InHeader, usize)>,
+    refusals: u32,
+}
+
+impl Entry {
+    fn new(place: Place, max_io: usize) -> io::Result<Entry> {
+        let page = rustix::param::page_size();
+        // Header area | payload | copy of the input, which may be as long as a payload.
+        let memory = Pages::new(page + 2 * max_io)?;
+        let start = memory.address() as usize;
+        Ok(Entry { place, areas: [start, uring::HEADER_SIZE, start + page, max_io], memory, last: None, refusals: 0 })
+    }
+}
+
+struct Thread {
+    shared: Arc<Shared>,
+    worker: Arc<Worker>,
+    ring: Uring,
+    device: Arc<OwnedFd>,
+    entries: Vec<Entry>,
+}
+
+impl Thread {
+    fn new(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>) -> io::Result<Thread> {
+        if let Some(cpu) = cpu
+            && let Err(error) = sys::pin_to_cpu(cpu)
+        {
+            tracing::debug!(cpu, %error, "a ring thread is not pinned");
+        }
+        if let Err(error) = sys::schedule_batch() {
+            tracing::debug!(%error, "no batch scheduling");
+        }
+        let count = u32::try_from(places.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
+        let ring = Uring::new(count).map_err(|error| sys::with_context("cannot make an io_uring ring".to_owned(), error))?;
+        let entries = places.iter().map(|place| Entry::new(*place, shared.max_io)).collect::<io::Result<Vec<_>>>()?;
+        let worker = Arc::new(Worker::new(tid(), Some(ring.consumed())));
+        Ok(Thread { shared: Arc::clone(shared), worker, ring, device: shared.connection.device()?, entries })
+    }
+
+    /// Hands all entries to the kernel. Returns completions that came in at once, which are requests already.
+    fn register_all(&mut self) -> io::Result<Vec<Completion>> {
+        for index in 0..self.entries.len() {
+            self.register(index)?;
+        }
+        self.ring.enter(false)?;
+        let mut early = Vec::new();
+        while let Some(completion) = self.ring.next() {
+            if completion.result < 0 {
+                let error = io::Error::from_raw_os_error(-completion.result);
+                return Err(sys::with_context("the kernel refuses a ring entry".to_owned(), error));
+            }
+            early.push(completion);
+        }
+        Ok(early)
+    }
+
+    fn register(&mut self, index: usize) -> io::Result<()> {
+        let Some(entry) = self.entries.get(index) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        let request = UringCmdReq { qid: self.shared.queue(entry.place).qid, ..UringCmdReq::default() };
+        self.worker.other_submission();
+        self.ring.push(self.device.as_raw_fd(), device::URING_REGISTER, entry.areas.as_ptr() as u64, &request, index as u64)
+    }
+
+    fn serve(&mut self, early: Vec<Completion>) -> io::Result<()> {
+        let mut early = early.into_iter();
+        while !self.shared.is_stopping() {
+            let Some(completion) = early.next().or_else(|| self.ring.next()) else {
+                self.enter(true)?;
+                continue;
+            };
+            let Ok(index) = usize::try_from(completion.user_data) else { continue };
+            if completion.result < 0 {
+                if !self.refused(index, completion.result)? {
+                    return Ok(());
+                }
+            } else {
+                self.answer(index)?;
+            }
+            if self.ring.ready() {
+                // Several entries in one ring: no reply waits for the next request to be handled.
+                self.enter(false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, wait: bool) -> io::Result<()> {
+        match self.ring.enter(wait) {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The kernel did not take an entry back, or ended it; false at the end of the connection.
+    fn refused(&mut self, index: usize, result: i32) -> io::Result<bool> {
+        if matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV) || self.shared.is_ending() {
+            // Whether the entry's last reply was taken does not show, and does not matter: the kernel forgets everything now.
+            return Ok(false);
+        }
+        let error = io::Error::from_raw_os_error(-result);
+        tracing::warn!(%error, "the kernel refuses a reply over io_uring");
+        self.undelivered(index);
+        match self.entries.get_mut(index) {
+            Some(entry) if entry.refusals < MOST_REFUSALS => entry.refusals += 1,
+            _ => return Err(error),
+        }
+        self.register(index)?;
+        Ok(true)
+    }
+
+    /// The reply that this entry carried was not taken; an entry that only waited carried none.
+    fn undelivered(&mut self, index: usize) {
+        let page = rustix::param::page_size();
+        if let Some(entry) = self.entries.get_mut(index)
+            && let Some((header, len)) = entry.last.take()
+        {
+            let body = entry.memory.bytes().get(page..page + len).unwrap_or_default();
+            dispatch::undelivered(&self.shared, &header, body);
+        }
+    }
+
+    /// Handles the request in an entry and queues the reply.
+    fn answer(&mut self, index: usize) -> io::Result<()> {
+        let Thread { shared, worker, ring, device, entries } = self;
+        let several = entries.len() > 1;
+        let Some(entry) = entries.get_mut(index) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
+        let queue = shared.queue(entry.place);
+        let memory = entry.memory.bytes_mut();
+        let (Some(header), Some(mut carried)) = (InHeader::read(memory), memory.get(uring::ENT_IN_OUT..).and_then(UringEntInOut::read))
+        else {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        };
+        worker.begin(header.unique);
+        if several {
+            shared.set_place(worker, entry.place);
+        }
+        if queue.take(shared.limit(entry.place)) {
+            shared.grow(entry.place);
+        }
+        let error_or_len = handle(shared, &header, carried.payload_sz as usize, memory);
+        let (out, len) = error_or_len.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        entry.last = out.is_success().then_some((header, len));
+        entry.refusals = 0;
+        carried.payload_sz = u32::try_from(len).unwrap_or(0);
+        let written = out.header(header.unique).write(memory);
+        let written = written.and_then(|()| carried.write(memory.get_mut(uring::ENT_IN_OUT..)?));
+        debug_assert!(written.is_some(), "the header area is a page");
+        worker.handled();
+        queue.give_back();
+        let request = UringCmdReq { flags: 0, commit_id: carried.commit_id, qid: queue.qid, padding: [0; 6] };
+        ring.push(device.as_raw_fd(), device::URING_COMMIT_AND_FETCH, 0, &request, index as u64)
+    }
+}
+
+/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are too small for what they should hold.
+fn handle(shared: &Arc<Shared>, header: &InHeader, size: usize, memory: &mut [u8]) -> Option<(dispatch::Outcome, usize)> {
+    let (head, rest) = memory.split_at_mut_checked(rustix::param::page_size())?;
+    let (payload, copy) = rest.split_at_mut_checked(shared.max_io)?;
+    let fixed = head.get(uring::OP_IN..uring::OP_IN + uring::OP_IN_SIZE)?;
+    let size = size.min(payload.len());
+    if dispatch::is_one_way(header.opcode) {
+        dispatch::one_way(shared, header, fixed, payload.get(..size)?);
+        return Some((dispatch::Outcome::default(), 0));
+    }
+    if header.opcode == opcode::WRITE {
+        let mut small = [0_u8; SMALL_REPLY];
+        let outcome = dispatch::request(shared, header, fixed, payload.get(..size)?, &mut small);
+        payload.get_mut(..outcome.len)?.copy_from_slice(small.get(..outcome.len)?);
+        return Some((outcome, outcome.len));
+    }
+    // Names and values stay readable while the reply is built over them.
+    let input = copy.get_mut(..size)?;
+    input.copy_from_slice(payload.get(..size)?);
+    let outcome = dispatch::request(shared, header, fixed, input, payload);
+    Some((outcome, outcome.len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(parse_list("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
+        assert_eq!(parse_list("0\n"), Some(vec![0]));
+        assert_eq!(parse_list("\n"), None);
+        assert_eq!(parse_list("0-x"), None);
+    }
+}

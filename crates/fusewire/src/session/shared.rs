@@ -1,0 +1,409 @@
+//! What all threads of a session share, and the end of a session.
+//!
+//! Used by the transports, by [`blocking`] and by `Session`. Invariants: every started thread is in `alive` until it has left its loop; the last one
+//! to leave calls the handler's `destroy`, once; a thread that waits for users is woken again and again until it gives up, because a signal
+//! that arrives just before its system call would be lost otherwise.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+
+use super::SessionOptions;
+use super::workers::{Queue, Worker};
+use crate::connection::Connection;
+use crate::counters::Counters;
+use crate::errno::Errno;
+use crate::handler::Handler;
+use crate::request::Form;
+use crate::sys;
+
+/// Interrupts for requests that no thread has taken yet are remembered, the last so many.
+const EARLY_INTERRUPTS: usize = 64;
+/// Threads of one session, however many wait for users.
+const MOST_THREADS: i32 = 2048;
+/// Between two wake-ups of a thread that does not leave its blocking call.
+const WAKE_AGAIN: Duration = Duration::from_millis(5);
+
+/// Where the session is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// INIT has not been answered; `destroy` is not due.
+    Starting,
+    Serving,
+    /// No thread is left; `destroy` is being called.
+    Ending,
+    /// No thread is left and `destroy` has been called.
+    Over,
+}
+
+/// Whether no thread is left and `destroy` has returned, if it was due.
+fn is_over((threads, life): (i32, Life)) -> bool {
+    threads == 0 && matches!(life, Life::Starting | Life::Over)
+}
+
+pub(super) struct Shared {
+    pub(super) handler: Arc<dyn Handler>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) form: Form,
+    /// Most data of a request or reply, bytes; whole pages.
+    pub(super) max_io: usize,
+    pub(super) options: SessionOptions,
+    /// Queues of the rings, by CPU; empty on the device.
+    pub(super) rings: Vec<Queue>,
+    /// The device's own queue: all requests without rings; FORGET and INTERRUPT beside rings.
+    pub(super) device: Queue,
+    workers: RwLock<Vec<Arc<Worker>>>,
+    /// Bit `tid % 64` for each worker: most questions of [`Shared::is_own_thread`] end here.
+    tid_filter: AtomicU64,
+    alive: Mutex<(i32, Life)>,
+    changed: Condvar,
+    /// The kernel has ended the connection, or we want to end it.
+    ending: AtomicBool,
+    /// We want to end it: threads leave as soon as they are woken.
+    stopping: AtomicBool,
+    /// Threads inside [`blocking`], all queues together.
+    blocked: AtomicI32,
+    early_interrupts: Mutex<VecDeque<u64>>,
+    waking: AtomicBool,
+    panic_logged: AtomicBool,
+    growth_logged: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("workers", &self.workers.read().len()).field("ending", &self.ending).finish_non_exhaustive()
+    }
+}
+
+/// Who the calling thread is: its session, itself, and the queue that it serves at the moment.
+type Current = (Arc<Shared>, Arc<Worker>, Place);
+
+thread_local! {
+    /// Set in worker threads.
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+}
+
+/// Which queue a worker serves at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Device,
+    /// Index into [`Shared::rings`].
+    Ring(usize),
+}
+
+/// What a session starts with.
+pub(super) struct Parts {
+    pub(super) handler: Arc<dyn Handler>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) form: Form,
+    pub(super) max_io: usize,
+    pub(super) options: SessionOptions,
+    pub(super) rings: Vec<Queue>,
+}
+
+impl Shared {
+    pub(super) fn new(parts: Parts) -> Arc<Shared> {
+        Arc::new(Shared {
+            handler: parts.handler,
+            connection: parts.connection,
+            counters: parts.counters,
+            form: parts.form,
+            max_io: parts.max_io,
+            options: parts.options,
+            rings: parts.rings,
+            device: Queue::new(0),
+            workers: RwLock::new(Vec::new()),
+            tid_filter: AtomicU64::new(0),
+            alive: Mutex::new((0, Life::Starting)),
+            changed: Condvar::new(),
+            ending: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            blocked: AtomicI32::new(0),
+            early_interrupts: Mutex::new(VecDeque::new()),
+            waking: AtomicBool::new(false),
+            panic_logged: AtomicBool::new(false),
+            growth_logged: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn queue(&self, place: Place) -> &Queue {
+        match place {
+            Place::Device => &self.device,
+            Place::Ring(index) => self.rings.get(index).unwrap_or(&self.device),
+        }
+    }
+
+    /// Starts a thread that is counted in `alive`. It calls `body` with the session; no panic leaves it.
+    pub(super) fn spawn(self: &Arc<Self>, name: String, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> std::io::Result<()> {
+        self.alive.lock().0 += 1;
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name(name).stack_size(self.options.stack_size).spawn(move || {
+            sys::mask_signals();
+            if catch_unwind(AssertUnwindSafe(|| body(&shared))).is_err() {
+                tracing::error!("a worker thread died of a panic outside of any handler; the session ends");
+                shared.stop();
+            }
+            shared.left();
+        });
+        if thread.is_err() {
+            self.alive.lock().0 -= 1;
+        }
+        thread.map(drop)
+    }
+
+    /// The calling thread becomes a worker: known to the session, to [`blocking`] and to the handler.
+    pub(super) fn enter(self: &Arc<Self>, worker: &Arc<Worker>, place: Place) {
+        self.workers.write().push(Arc::clone(worker));
+        self.tid_filter.fetch_or(1 << (worker.tid % 64), SeqCst);
+        self.set_place(worker, place);
+        self.guarded(|| self.handler.worker_started());
+    }
+
+    /// Tells [`blocking`] which queue the calling thread serves now.
+    pub(super) fn set_place(self: &Arc<Self>, worker: &Arc<Worker>, place: Place) {
+        CURRENT.with_borrow_mut(|current| match current {
+            Some((_, _, old)) => *old = place,
+            None => *current = Some((Arc::clone(self), Arc::clone(worker), place)),
+        });
+    }
+
+    /// The calling thread is no worker any more.
+    pub(super) fn leave(&self, worker: &Arc<Worker>) {
+        worker.exit();
+        CURRENT.with_borrow_mut(Option::take);
+        self.workers.write().retain(|other| !Arc::ptr_eq(other, worker));
+    }
+
+    /// Runs a handler's method; a panic is logged once and gives `None`.
+    pub(super) fn guarded<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+        let result = catch_unwind(AssertUnwindSafe(call));
+        if result.is_err() && !self.panic_logged.swap(true, SeqCst) {
+            tracing::error!("a handler panicked; the request fails with EIO, and so will others (logged once)");
+        }
+        result.ok()
+    }
+
+    /// A thread has left its loop.
+    fn left(&self) {
+        let mut alive = self.alive.lock();
+        alive.0 -= 1;
+        self.finish(alive);
+    }
+
+    /// INIT has been answered: from now on the last thread calls `destroy`.
+    pub(super) fn serving(&self) {
+        let mut alive = self.alive.lock();
+        alive.1 = Life::Serving;
+        self.finish(alive);
+    }
+
+    /// The end, if no thread is left.
+    fn finish(&self, mut alive: MutexGuard<'_, (i32, Life)>) {
+        if alive.0 == 0 && alive.1 == Life::Serving {
+            alive.1 = Life::Ending;
+            drop(alive);
+            self.guarded(|| self.handler.destroy());
+            self.connection.close();
+            self.alive.lock().1 = Life::Over;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until no thread is left (and `destroy` has returned, if it was due).
+    pub(super) fn wait(&self) {
+        let mut alive = self.alive.lock();
+        while !is_over(*alive) {
+            self.changed.wait(&mut alive);
+        }
+    }
+
+    pub(super) fn over(&self) -> bool {
+        is_over(*self.alive.lock())
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        usize::try_from(self.alive.lock().0).unwrap_or(0)
+    }
+
+    /// The kernel has ended the connection: threads that wait for users give up, the others see it themselves.
+    pub(super) fn ended(self: &Arc<Self>) {
+        if !self.ending.swap(true, SeqCst) {
+            self.wake_up();
+        }
+    }
+
+    /// Ends the connection from our side: all threads leave, and with the last descriptor the kernel cuts it off.
+    pub(super) fn stop(self: &Arc<Self>) {
+        self.ending.store(true, SeqCst);
+        if !self.stopping.swap(true, SeqCst) {
+            self.connection.close();
+            self.wake_up();
+        }
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(SeqCst)
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(SeqCst)
+    }
+
+    pub(super) fn anyone_blocked(&self) -> bool {
+        self.blocked.load(SeqCst) > 0
+    }
+
+    pub(super) fn workers(&self) -> Vec<Arc<Worker>> {
+        self.workers.read().clone()
+    }
+
+    pub(super) fn is_own_thread(&self, tid: u32) -> bool {
+        self.tid_filter.load(SeqCst) & (1 << (tid % 64)) != 0 && self.workers.read().iter().any(|worker| worker.tid == tid)
+    }
+
+    /// A signal arrived for the caller of a request.
+    pub(super) fn interrupt(self: &Arc<Self>, unique: u64) {
+        match self.workers.read().iter().find_map(|worker| worker.interrupt(unique)) {
+            Some(true) => self.wake_up(),
+            Some(false) => {}
+            None => {
+                let mut early = self.early_interrupts.lock();
+                if early.len() == EARLY_INTERRUPTS {
+                    early.pop_front();
+                }
+                early.push_back(unique);
+            }
+        }
+    }
+
+    /// Signals threads that have to leave a system call, until none is left; from a thread of its own.
+    fn wake_up(self: &Arc<Self>) {
+        if self.waking.swap(true, SeqCst) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("fuse wake".to_owned()).stack_size(64 << 10).spawn(move || shared.wake_loop());
+        if let Err(error) = thread {
+            self.waking.store(false, SeqCst);
+            tracing::error!(%error, "cannot start a thread to interrupt blocked requests; they stay until they end themselves");
+        }
+    }
+
+    fn wake_loop(self: &Arc<Self>) {
+        sys::mask_signals();
+        loop {
+            let due = self.due();
+            if due.is_empty() {
+                self.waking.store(false, SeqCst);
+                // Somebody may have become due while `waking` was still set.
+                if (self.due().is_empty() && !(self.is_stopping() && self.threads() > 0)) || self.waking.swap(true, SeqCst) {
+                    return;
+                }
+            }
+            for worker in &due {
+                // A thread that has ended meanwhile (ESRCH) is what we want.
+                let _ = sys::wake_thread(worker.tid);
+            }
+            std::thread::sleep(WAKE_AGAIN);
+        }
+    }
+
+    /// Threads that have to be signalled now.
+    fn due(&self) -> Vec<Arc<Worker>> {
+        let (ending, stopping) = (self.is_ending(), self.is_stopping());
+        let due = |worker: &Arc<Worker>| worker.to_be_woken() || (ending && worker.is_blocking()) || (stopping && !worker.handling());
+        self.workers.read().iter().filter(|worker| due(worker)).cloned().collect()
+    }
+
+    /// Adds a thread to a queue, unless that is going on already.
+    pub(super) fn grow(self: &Arc<Self>, place: Place) {
+        let queue = self.queue(place);
+        if self.is_ending() || self.alive.lock().0 >= MOST_THREADS || !queue.start_growing() {
+            return;
+        }
+        let result = match place {
+            Place::Device => super::device::spawn(self),
+            Place::Ring(index) => super::ring::grow(self, index),
+        };
+        if let Err(error) = result {
+            queue.end_growing();
+            if !self.growth_logged.swap(true, SeqCst) {
+                tracing::warn!(%error, "cannot start another worker thread; requests may wait for each other (logged once)");
+            }
+        }
+    }
+
+    /// The calling worker starts to wait for users.
+    fn start_blocking(self: &Arc<Self>, worker: &Worker, place: Place) -> Result<(), Errno> {
+        let fine = worker.start_blocking();
+        let queue = self.queue(place);
+        let short = queue.block(self.limit(place));
+        self.blocked.fetch_add(1, SeqCst);
+        if short {
+            self.grow(place);
+        }
+        let error = if !fine || self.is_ending() || self.was_interrupted_early(worker) {
+            Errno::EINTR
+        } else if !queue.served() {
+            Errno::EAGAIN
+        } else {
+            return Ok(());
+        };
+        self.end_blocking(worker, place);
+        Err(error)
+    }
+
+    fn end_blocking(&self, worker: &Worker, place: Place) {
+        worker.end_blocking();
+        self.queue(place).unblock();
+        self.blocked.fetch_sub(1, SeqCst);
+    }
+
+    fn was_interrupted_early(&self, worker: &Worker) -> bool {
+        let mut early = self.early_interrupts.lock();
+        let before = early.len();
+        early.retain(|unique| !worker.handles(*unique));
+        early.len() < before
+    }
+
+    /// Most threads of a queue that do not wait for users.
+    pub(super) fn limit(&self, place: Place) -> i32 {
+        let chosen = i32::try_from(self.options.max_threads).unwrap_or(i32::MAX);
+        match (chosen, place, self.rings.is_empty()) {
+            (0, Place::Device, true) => 32,
+            (0, Place::Device, false) => 4,
+            (0, Place::Ring(_), _) => 16,
+            (chosen, Place::Device, true) => chosen.max(2),
+            (chosen, _, _) => chosen.max(1),
+        }
+    }
+}
+
+/// Runs a call that may wait for users: a lock, a pipe, another request on the same mount.
+///
+/// To be used by handlers in their worker thread. It makes sure that another thread serves the queue meanwhile, and that the call is
+/// interrupted when the caller of the request gets a signal or the session ends: a system call in it then returns EINTR (its own retry loop,
+/// such as those of the standard library, must not swallow that). Fails without having made the call: EINTR if the signal came before,
+/// EAGAIN if no other thread could be had. Outside of a request it only makes the call.
+pub fn blocking<T>(call: impl FnOnce() -> T) -> Result<T, Errno> {
+    struct Guard(Arc<Shared>, Arc<Worker>, Place);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.end_blocking(&self.1, self.2);
+        }
+    }
+    let current = CURRENT.with_borrow(Clone::clone);
+    let Some((shared, worker, place)) = current.filter(|(_, worker, _)| worker.handling() && !worker.is_blocking()) else {
+        return Ok(call());
+    };
+    shared.start_blocking(&worker, place)?;
+    let _guard = Guard(shared, worker, place);
+    Ok(call())
+}

@@ -1,0 +1,270 @@
+//! The threads of a session as seen from outside: what each is doing, how many wait, when there must be more.
+//!
+//! Used by both transports, by [`crate::blocking`] and by the session. Invariants: a queue whose last waiting thread takes a request gets
+//! another thread first (up to the limit); `taken - answered` of a worker is 1 while a request is between being taken and its reply being in the
+//! kernel, 0 otherwise; flags are only ever set on the request that they are meant for, because they share a word with its number.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+
+use super::uring::Consumed;
+use crate::abi::UNIQUE_RESEND;
+
+/// The request waits inside [`crate::blocking`].
+const BLOCKING: u64 = 1;
+/// The request's caller got a signal.
+const INTERRUPTED: u64 = 2;
+const FLAGS: u64 = BLOCKING | INTERRUPTED;
+
+/// The number of a request without its flag bits, shifted so that two bits are free below (bit 0 of a number is always 0).
+fn key(unique: u64) -> u64 {
+    (unique & !UNIQUE_RESEND) << 1 & !FLAGS
+}
+
+/// One thread.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) tid: u32,
+    /// Number of the request being handled with its flags; 0 between requests.
+    state: AtomicU64,
+    taken: AtomicU32,
+    /// Replies that the kernel has, where the thread itself counts them (device).
+    answered: AtomicU32,
+    /// Where it does not (ring): submissions consumed by the kernel ...
+    consumed: OnceLock<Consumed>,
+    /// ... of which so many were no replies.
+    other_submissions: AtomicU32,
+    exited: AtomicBool,
+}
+
+impl Worker {
+    pub(super) fn new(tid: u32, consumed: Option<Consumed>) -> Worker {
+        let cell = OnceLock::new();
+        if let Some(consumed) = consumed {
+            // The cell is new, so this cannot fail.
+            let _ = cell.set(consumed);
+        }
+        Worker {
+            tid,
+            state: AtomicU64::new(0),
+            taken: AtomicU32::new(0),
+            answered: AtomicU32::new(0),
+            consumed: cell,
+            other_submissions: AtomicU32::new(0),
+            exited: AtomicBool::new(false),
+        }
+    }
+
+    /// A request has been taken from the kernel.
+    pub(super) fn begin(&self, unique: u64) {
+        self.state.store(key(unique), SeqCst);
+        self.taken.fetch_add(1, SeqCst);
+    }
+
+    /// The handler has returned; the reply is on its way.
+    pub(super) fn handled(&self) {
+        self.state.store(0, SeqCst);
+    }
+
+    /// The kernel has the reply (device only; on the ring the kernel itself counts).
+    pub(super) fn answered(&self) {
+        self.answered.fetch_add(1, SeqCst);
+    }
+
+    /// A submission is about to be queued that is not a reply.
+    pub(super) fn other_submission(&self) {
+        self.other_submissions.fetch_add(1, SeqCst);
+    }
+
+    pub(super) fn exit(&self) {
+        self.exited.store(true, SeqCst);
+    }
+
+    fn answered_count(&self) -> u32 {
+        match self.consumed.get() {
+            Some(consumed) => consumed.get().wrapping_sub(self.other_submissions.load(SeqCst)),
+            None => self.answered.load(SeqCst),
+        }
+    }
+
+    /// Number of the request being handled, as a mark for [`Worker::passed`]; `None` if there is none, or it waits for users.
+    pub(super) fn mark(&self) -> Option<u32> {
+        let taken = self.taken.load(SeqCst);
+        (!self.passed(taken)).then_some(taken)
+    }
+
+    /// Whether the marked request has been answered, or waits for users.
+    pub(super) fn passed(&self, mark: u32) -> bool {
+        // Wrapping: "answered >= mark".
+        self.answered_count().wrapping_sub(mark) < u32::MAX / 2 || self.is_blocking() || self.exited.load(SeqCst)
+    }
+
+    /// Whether a request is between being taken and its reply being in the kernel.
+    pub(super) fn in_flight(&self) -> bool {
+        self.taken.load(SeqCst) != self.answered_count() && !self.exited.load(SeqCst)
+    }
+
+    /// Whether a handler is running.
+    pub(super) fn handling(&self) -> bool {
+        self.state.load(SeqCst) != 0
+    }
+
+    pub(super) fn is_blocking(&self) -> bool {
+        self.state.load(SeqCst) & BLOCKING != 0
+    }
+
+    /// Whether it waits for users although the caller got a signal.
+    pub(super) fn to_be_woken(&self) -> bool {
+        self.state.load(SeqCst) & FLAGS == FLAGS
+    }
+
+    /// Enters a blocking call; false if the caller got a signal before (the call must not be made then).
+    pub(super) fn start_blocking(&self) -> bool {
+        self.state.fetch_or(BLOCKING, SeqCst) & INTERRUPTED == 0
+    }
+
+    pub(super) fn end_blocking(&self) {
+        self.state.fetch_and(!BLOCKING, SeqCst);
+    }
+
+    /// Number (as [`key`]) of the request being handled.
+    pub(super) fn current(&self) -> u64 {
+        self.state.load(SeqCst) & !FLAGS
+    }
+
+    /// Marks the request with this number as interrupted. `None` if it is not handled here; else whether it waits for users.
+    pub(super) fn interrupt(&self, unique: u64) -> Option<bool> {
+        let set = |state: u64| (state & !FLAGS == key(unique)).then_some(state | INTERRUPTED);
+        self.state.fetch_update(SeqCst, SeqCst, set).ok().map(|old| old & BLOCKING != 0)
+    }
+
+    /// Whether the request being handled has this number.
+    pub(super) fn handles(&self, unique: u64) -> bool {
+        self.current() == key(unique)
+    }
+}
+
+/// Requests that the same threads wait for: one per CPU on io_uring, one in all on the device.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// Index of the kernel's queue, which is the CPU's number; not used on the device.
+    pub(super) qid: u16,
+    /// Threads that wait, and those that are about to.
+    idle: AtomicI32,
+    threads: AtomicI32,
+    /// Threads inside [`crate::blocking`].
+    blocked: AtomicI32,
+    growing: AtomicBool,
+}
+
+impl Queue {
+    pub(super) fn new(qid: u16) -> Queue {
+        Queue { qid, idle: AtomicI32::new(0), threads: AtomicI32::new(0), blocked: AtomicI32::new(0), growing: AtomicBool::new(false) }
+    }
+
+    /// A thread has been, or is about to be, added.
+    pub(super) fn add(&self) {
+        self.threads.fetch_add(1, SeqCst);
+        self.idle.fetch_add(1, SeqCst);
+    }
+
+    /// A thread that waited is gone, or could not be made.
+    pub(super) fn remove(&self) {
+        self.threads.fetch_sub(1, SeqCst);
+        self.idle.fetch_sub(1, SeqCst);
+    }
+
+    /// A waiting thread took a request; whether another thread should be added.
+    pub(super) fn take(&self, limit: i32) -> bool {
+        let idle = self.idle.fetch_sub(1, SeqCst) - 1;
+        self.short(idle, limit)
+    }
+
+    /// A thread waits again.
+    pub(super) fn give_back(&self) {
+        self.idle.fetch_add(1, SeqCst);
+    }
+
+    /// A thread starts to wait for users; whether another thread should be added.
+    pub(super) fn block(&self, limit: i32) -> bool {
+        self.blocked.fetch_add(1, SeqCst);
+        self.short(self.idle.load(SeqCst), limit)
+    }
+
+    pub(super) fn unblock(&self) {
+        self.blocked.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether a request that came now would find a thread.
+    pub(super) fn served(&self) -> bool {
+        self.idle.load(SeqCst) > 0
+    }
+
+    /// One thread must be left waiting, and two while some wait for users (a new thread does not get the requests that came while it
+    /// was being made, so it must not be made at the last moment).
+    fn short(&self, idle: i32, limit: i32) -> bool {
+        let blocked = self.blocked.load(SeqCst);
+        let least = if blocked > 0 { 2 } else { 1 };
+        idle < least && self.threads.load(SeqCst) - blocked < limit
+    }
+
+    /// At most one thread at a time makes another.
+    pub(super) fn start_growing(&self) -> bool {
+        !self.growing.swap(true, SeqCst)
+    }
+
+    pub(super) fn end_growing(&self) {
+        self.growing.store(false, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_stick_to_their_request() {
+        let worker = Worker::new(1, None);
+        worker.begin(10);
+        assert_eq!(worker.interrupt(12), None);
+        assert_eq!(worker.interrupt(10), Some(false));
+        assert!(!worker.start_blocking());
+        worker.end_blocking();
+        worker.handled();
+        worker.answered();
+        assert_eq!(worker.interrupt(10), None);
+        worker.begin(12);
+        assert!(worker.start_blocking());
+        assert_eq!(worker.interrupt(12 | UNIQUE_RESEND), Some(true));
+        assert!(worker.to_be_woken() && worker.handles(12));
+    }
+
+    #[test]
+    fn a_mark_passes_with_the_answer() {
+        let worker = Worker::new(1, None);
+        assert_eq!(worker.mark(), None);
+        worker.begin(2);
+        let mark = worker.mark().unwrap();
+        worker.handled();
+        assert!(!worker.passed(mark) && worker.in_flight());
+        worker.answered();
+        assert!(worker.passed(mark) && !worker.in_flight());
+        worker.begin(4);
+        assert!(worker.passed(mark));
+        let mark = worker.mark().unwrap();
+        worker.start_blocking();
+        assert!(worker.passed(mark));
+    }
+
+    #[test]
+    fn a_queue_grows_before_it_is_out_of_threads() {
+        let queue = Queue::new(0);
+        (0..3).for_each(|_| queue.add());
+        assert!(!queue.take(8));
+        assert!(!queue.block(8));
+        assert!(queue.take(8), "one is left, but one waits for users");
+        assert!(queue.take(8));
+        assert!(!queue.served());
+        assert!(!queue.take(2), "the limit counts those that do not wait for users");
+    }
+}

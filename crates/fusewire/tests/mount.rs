@@ -1,0 +1,498 @@
+//! Real mounts over both transports. Needs root and /dev/fuse; says so and passes otherwise.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a failed expectation is what a test reports"
+)]
+
+mod support;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, symlink};
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use fusewire::abi::{init, opcode};
+use fusewire::*;
+use support::{Mount, getattr, pin, settings, transports};
+
+#[test]
+fn names_and_data_arrive_as_they_were_sent() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        symlink("some/target", mount.path("link")).unwrap();
+        assert_eq!(std::fs::read_link(mount.path("link")).unwrap().to_str(), Some("some/target"));
+        std::fs::create_dir(mount.path("dir")).unwrap();
+        let data: Vec<u8> = (0..3_000_001_u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        std::fs::write(mount.path("file"), &data).unwrap();
+        assert_eq!(std::fs::read(mount.path("file")).unwrap(), data);
+        std::fs::rename(mount.path("file"), mount.path("dir/renamed")).unwrap();
+        let file = File::open(mount.path("dir/renamed")).unwrap();
+        let mut middle = [0; 100];
+        file.read_exact_at(&mut middle, 1_000_000).unwrap();
+        assert_eq!(middle, data[1_000_000..1_000_100]);
+        let value = vec![b'v'; 60_000];
+        rustix::fs::fsetxattr(&file, "user.long", &value, rustix::fs::XattrFlags::empty()).unwrap();
+        let mut back = vec![0; 65_536];
+        assert_eq!(rustix::fs::fgetxattr(&file, "user.long", &mut back).unwrap(), value.len());
+        assert_eq!(back[..value.len()], value);
+        assert_eq!(rustix::fs::fgetxattr(&file, "user.none", &mut back), Err(rustix::io::Errno::NODATA));
+        // 256 KiB at most in one request.
+        assert_eq!(mount.session.counters().requests(opcode::WRITE), 12);
+        assert_eq!(mount.session.transport() == Transport::Uring, transport == TransportChoice::Uring);
+    }
+}
+
+#[test]
+fn listings_are_whole() {
+    for transport in transports() {
+        for flags in [init::DO_READDIRPLUS, 0] {
+            let only = Settings { flags, ..settings() };
+            let mount = Mount::with(transport, only, &MountOptions::default());
+            for i in 0..1500 {
+                File::create(mount.path(&format!("{i:04}-{}", "x".repeat(i % 200)))).unwrap();
+            }
+            let mut names: Vec<_> = std::fs::read_dir(mount.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), 1500);
+        }
+    }
+}
+
+#[test]
+fn handlers_that_wait_do_not_stall_others() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        for i in 0..12 {
+            File::create(mount.path(&format!("gated{i}"))).unwrap();
+        }
+        File::create(mount.path("free")).unwrap();
+        std::thread::scope(|scope| {
+            // All on one CPU, so over io_uring all in one queue; one after the other, each held up before the next comes.
+            for i in 0..12 {
+                let path = mount.path(&format!("gated{i}"));
+                scope.spawn(move || {
+                    pin();
+                    getattr(&path).unwrap();
+                });
+                mount.fs.await_waiting(i + 1);
+            }
+            let path = mount.path("free");
+            scope
+                .spawn(move || {
+                    pin();
+                    (0..100).for_each(|_| assert!(getattr(&path).is_ok()));
+                })
+                .join()
+                .unwrap();
+            // RELEASEs of the files made above may still be under way.
+            while mount.session.in_flight() > 12 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(mount.session.in_flight(), 12);
+            mount.fs.open_gate();
+        });
+        assert_eq!(mount.session.counters().requests(opcode::GETATTR), 112);
+    }
+}
+
+#[test]
+fn many_users_may_wait_for_locks() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        File::create(mount.path("file")).unwrap();
+        std::thread::scope(|scope| {
+            for i in 0..60 {
+                let path = mount.path("file");
+                scope.spawn(move || {
+                    pin();
+                    lock(&File::options().write(true).open(path).unwrap()).unwrap();
+                });
+                mount.fs.await_waiting(i + 1);
+            }
+            for _ in 0..60 {
+                getattr(&mount.path("file")).unwrap();
+                rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+                // Each write releases one or more of them; go on when one got it.
+                let mut events = [rustix::event::PollFd::new(&mount.fs.unlock, rustix::event::PollFlags::OUT)];
+                rustix::event::poll(&mut events, None).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // A reader takes the whole count, so some may be left.
+            while mount.session.in_flight() > 0 {
+                rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert!(mount.session.threads() > 30);
+    }
+}
+
+/// `fcntl(F_SETLKW)` for the whole file.
+fn lock(file: &File) -> std::io::Result<()> {
+    let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
+    // SAFETY: the struct lives for the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLKW, &raw const lock) };
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[test]
+fn a_signal_interrupts_a_waiting_request() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; no SA_RESTART, so that the call returns EINTR.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        assert_eq!(libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()), 0);
+    }
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        let file = File::create(mount.path("file")).unwrap();
+        for round in 1..=20 {
+            let (sender, receiver) = channel();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    sender.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+                    lock(&file)
+                });
+                let tid = receiver.recv().unwrap();
+                mount.fs.await_waiting(round);
+                // SAFETY: a signal with a handler, to a thread of this process.
+                unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, libc::SIGUSR1) };
+                assert_eq!(waiter.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EINTR));
+            });
+        }
+        assert!(mount.session.counters().requests(opcode::INTERRUPT) >= 20);
+    }
+}
+
+#[test]
+fn a_panic_is_an_error_of_one_request() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        for _ in 0..10 {
+            let error = std::fs::metadata(mount.path("panic")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+        }
+        File::create(mount.path("file")).unwrap();
+    }
+}
+
+#[test]
+fn unmounting_while_busy() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        std::fs::write(mount.path("file"), b"text").unwrap();
+        let mut file = File::open(mount.path("file")).unwrap();
+        assert_eq!(mount.session.unmount(false).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+        mount.session.unmount(true).unwrap();
+        assert!(!mount.session.is_mounted());
+        mount.session.unmount(true).unwrap();
+        mount.session.unmount(false).unwrap();
+        assert!(!mount.path("file").exists());
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "text");
+        assert!(!mount.session.ended());
+        drop(file);
+        mount.session.wait();
+        assert!(mount.session.ended());
+        assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+        assert_eq!(mount.session.threads(), 0);
+    }
+}
+
+#[test]
+fn somebody_else_may_unmount() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        assert!(Command::new("umount").arg(mount.dir.path()).status().unwrap().success());
+        mount.session.wait();
+        mount.session.unmount(false).unwrap();
+        // Something else at the same place is left alone.
+        let second = Mount::new(transport);
+        let cover = fusewire::mount(second.dir.path(), &MountOptions::default()).unwrap();
+        assert_eq!(second.session.unmount(false).unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+        drop(cover);
+        second.session.unmount(false).unwrap();
+        second.session.wait();
+    }
+}
+
+#[test]
+fn an_abort_frees_everybody() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        let file = File::create(mount.path("file")).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| lock(&file));
+            mount.fs.await_waiting(1);
+            mount.session.abort();
+            let error = waiter.join().unwrap().unwrap_err().raw_os_error();
+            assert!(matches!(error, Some(libc::ECONNABORTED | libc::ENOTCONN | libc::EINTR)), "{error:?}");
+        });
+        mount.session.wait();
+        assert!((&file).write(b"x").is_err());
+        assert!(mount.session.notifier().inc_epoch().is_err());
+        assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+    }
+}
+
+#[test]
+fn dropping_a_session_in_use_ends_it() {
+    for transport in transports() {
+        let Mount { fs, session, dir } = Mount::new(transport);
+        let file = File::create(dir.path().join("file")).unwrap();
+        let notifier = session.notifier();
+        drop(session);
+        assert_eq!(fs.destroyed.load(SeqCst), 1);
+        assert!(getattr(dir.path()).is_ok(), "the directory below is there again");
+        // The connection is closed although a notifier and an open file are left.
+        while (&file).write(b"x").is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(notifier.inc_epoch().is_err());
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
+    for transport in transports() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples/hello");
+        let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
+        let mut child = Command::new(program).arg(dir.path()).arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
+        while !dir.path().join("hello.txt").exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(std::fs::read(dir.path().join("hello.txt")).unwrap(), b"Hello, world!\n");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        while !getattr(dir.path()).is_err_and(|error| error == rustix::io::Errno::NOTCONN) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        unmount_path(dir.path(), false).unwrap();
+    }
+}
+
+#[test]
+fn notifications_make_the_kernel_ask_again() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        File::create(mount.path("file")).unwrap();
+        let counters = mount.session.counters();
+        let notifier = mount.session.notifier();
+        let lookups = |name: &str| {
+            let before = counters.requests(opcode::LOOKUP);
+            let _ = std::fs::metadata(mount.path(name));
+            counters.requests(opcode::LOOKUP) - before
+        };
+        lookups("file");
+        lookups("absent");
+        assert_eq!((lookups("file"), lookups("absent")), (0, 0));
+        notifier.inval_entry(1, b"file", false).unwrap();
+        notifier.inval_entry(1, b"absent", false).unwrap();
+        assert_eq!((lookups("file"), lookups("absent")), (1, 1));
+        let offer = mount.session.offer();
+        if offer.has(init::HAS_EXPIRE_ONLY) {
+            notifier.inval_entry(1, b"file", true).unwrap();
+            assert_eq!((lookups("file"), lookups("file")), (1, 0));
+        }
+        if offer.minor >= 43 {
+            notifier.inc_epoch().unwrap();
+            assert_eq!((lookups("file"), lookups("file")), (1, 0));
+        }
+        let before = counters.requests(opcode::GETATTR);
+        notifier.inval_inode(2, -1, 0).unwrap();
+        std::fs::metadata(mount.path("file")).unwrap();
+        assert_eq!(counters.requests(opcode::GETATTR), before + 1);
+        notifier.delete(1, 2, b"file").unwrap();
+        assert_eq!(lookups("file"), 1);
+        assert_eq!(notifier.inval_inode(99, 0, 0).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        if offer.minor >= 45 {
+            let before = mount.fs.forgotten.load(SeqCst);
+            notifier.prune(&[2, 77]).unwrap();
+            while mount.fs.forgotten.load(SeqCst) == before {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+#[test]
+fn passthrough_sends_no_data_requests() {
+    for transport in transports() {
+        let flags = settings().flags | init::PASSTHROUGH;
+        let mount = Mount::with(transport, Settings { flags, max_stack_depth: 1, ..settings() }, &MountOptions::default());
+        let lower = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let file = File::options().read(true).write(true).open(lower.path()).unwrap();
+        let backing = mount.session.backing();
+        match backing.probe(file.as_fd()) {
+            Passthrough::Permitted => {}
+            other => {
+                eprintln!("skipped: passthrough is not permitted here: {other:?}");
+                continue;
+            }
+        }
+        mount.fs.backing.set((backing, file.into())).ok().unwrap();
+        std::fs::write(mount.path("file"), b"through").unwrap();
+        assert_eq!(std::fs::read(lower.path()).unwrap(), b"through");
+        let counters = mount.session.counters();
+        assert_eq!((counters.requests(opcode::WRITE), counters.requests(opcode::READ)), (0, 0));
+    }
+}
+
+#[test]
+fn without_the_flag_nothing_can_be_registered() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(mount.session.backing().probe(file.as_fd()), Passthrough::NotNegotiated);
+    }
+}
+
+#[test]
+fn a_moment_is_reached_when_the_requests_are_answered() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        File::create(mount.path("gated")).unwrap();
+        File::create(mount.path("free")).unwrap();
+        mount.session.quiescent_after().wait();
+        std::thread::scope(|scope| {
+            scope.spawn(|| mount.getattr("gated").unwrap());
+            mount.fs.await_waiting(1);
+            let mut moment = mount.session.quiescent_after();
+            for _ in 0..100 {
+                mount.getattr("free").unwrap();
+                assert!(!moment.reached());
+            }
+            mount.fs.open_gate();
+            moment.wait();
+        });
+        mount.session.quiescent_after().wait();
+        // A lock that is waited for holds nothing up.
+        let file = File::create(mount.path("file")).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| lock(&file).unwrap());
+            mount.fs.await_waiting(2);
+            mount.session.quiescent_after().wait();
+            rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+        });
+    }
+}
+
+#[test]
+fn replies_are_in_the_kernel_when_a_moment_is_reached() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        File::create(mount.path("file")).unwrap();
+        std::thread::scope(|scope| {
+            let users: Vec<_> = (0..4).map(|_| scope.spawn(|| (0..5000).for_each(|_| assert!(mount.getattr("file").is_ok())))).collect();
+            let mut moments = 0;
+            while !users.iter().all(|user| user.is_finished()) {
+                mount.session.quiescent_after().wait();
+                moments += 1;
+            }
+            assert!(moments > 0);
+        });
+        mount.session.quiescent_after().wait();
+        assert_eq!(mount.session.in_flight(), 0);
+        assert_eq!(mount.session.counters().requests(opcode::GETATTR), 20_000);
+    }
+}
+
+#[test]
+fn requests_of_our_own_threads_are_known() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        let path = mount.dir.path().to_str().unwrap().as_bytes().to_vec();
+        mount.fs.nodes.lock().unwrap().get_mut(&1).unwrap().data = path;
+        assert_eq!(std::fs::metadata(mount.path("self")).unwrap_err().raw_os_error(), Some(libc::EDEADLK));
+        assert_eq!(mount.fs.own_requests.load(SeqCst), 1);
+        assert!(mount.fs.workers.load(SeqCst) >= 2);
+    }
+}
+
+#[test]
+fn mounts_on_files_and_with_odd_names() {
+    for transport in transports() {
+        for method in [Method::Direct, Method::Fusermount] {
+            let dir = tempfile::tempdir().unwrap();
+            let place = dir.path().join("odd \\ na,me");
+            std::fs::create_dir(&place).unwrap();
+            let options = MountOptions {
+                fsname: OsString::from("odd, \\ name"),
+                subtype: "odd".to_owned(),
+                flags: libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOATIME,
+                allow_other: true,
+                method,
+                ..MountOptions::default()
+            };
+            let device = mount(&place, &options).unwrap();
+            let fs = support::TestFs::new(settings());
+            let session = Session::start(device, fs, SessionOptions { transport, ..SessionOptions::default() }).unwrap();
+            let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let line = table.lines().find(|line| line.contains(dir.path().to_str().unwrap())).unwrap();
+            assert!(line.ends_with("user_id=0,group_id=0,allow_other"), "{line}");
+            assert!(line.contains("fuse.odd odd,\\040\\134\\040name"), "{line}");
+            assert!(line.contains("nosuid") && line.contains("noatime"), "{line}");
+            session.unmount(false).unwrap();
+            session.wait();
+        }
+        // A regular file as mountpoint: the root is a regular file.
+        let target = tempfile::NamedTempFile::new().unwrap();
+        let device = mount(target.path(), &MountOptions::default()).unwrap();
+        let fs = support::TestFs::new(settings());
+        fs.nodes.lock().unwrap().get_mut(&1).unwrap().attr.mode = 0o100_644;
+        let session = Session::start(device, fs, SessionOptions { transport, ..SessionOptions::default() }).unwrap();
+        std::fs::write(target.path(), b"over the file").unwrap();
+        assert_eq!(std::fs::read(target.path()).unwrap(), b"over the file");
+        session.unmount(false).unwrap();
+        session.wait();
+        assert_eq!(std::fs::read(target.path()).unwrap(), b"");
+    }
+}
+
+#[test]
+fn what_fusermount_says_is_in_the_error() {
+    if transports().is_empty() {
+        return;
+    }
+    let options = MountOptions { method: Method::Fusermount, extra: vec!["no-such-option".into()], ..MountOptions::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let error = mount(dir.path(), &options).unwrap_err().to_string();
+    assert!(error.contains("no-such-option") || error.contains("Invalid argument"), "{error}");
+    let options = MountOptions { fusermount: Some("/nonexistent/fusermount3".into()), ..options };
+    let error = mount(dir.path(), &options).unwrap_err().to_string();
+    assert!(error.contains("/nonexistent/fusermount3"), "{error}");
+}
+
+#[test]
+fn many_threads_at_once() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        std::thread::scope(|scope| {
+            for user in 0..8 {
+                let mount = &mount;
+                scope.spawn(move || {
+                    for i in 0..300 {
+                        let path = mount.path(&format!("{user}-{i}"));
+                        std::fs::write(&path, path.to_str().unwrap()).unwrap();
+                        assert_eq!(std::fs::read_to_string(&path).unwrap(), path.to_str().unwrap());
+                        std::fs::remove_file(&path).unwrap();
+                    }
+                });
+            }
+        });
+        let counters = mount.session.counters();
+        assert_eq!((counters.requests(opcode::CREATE), counters.requests(opcode::UNLINK)), (2400, 2400));
+    }
+}
