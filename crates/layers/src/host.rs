@@ -1,0 +1,371 @@
+//! A host directory as a layer, served through descriptors.
+//!
+//! Built by the stack builder; callers reach it through [`Layer`] only. How it works:
+//! * a file is known by identity (device, inode number, birth time) and by the directory and name it was last seen under; nothing else is
+//!   kept for it, in particular no descriptor ([`node`]);
+//! * an operation takes the parent's descriptor ([`directories`]) and makes one call relative to it, never following a link;
+//! * what changes or opens a file opens it first, compares identities, and then acts through the descriptor ([`locate`]), so that
+//!   somebody who swaps names meanwhile gains nothing (the answer is ESTALE, upon which the kernel looks the name up again);
+//! * what is created is created under the caller's ids and umask ([`create`]);
+//! * changes that others make are watched for, where asked ([`watch`]).
+
+mod change;
+mod create;
+mod directories;
+mod file;
+mod listing;
+mod locate;
+mod locks;
+mod node;
+mod open;
+mod remove;
+mod stat;
+#[cfg(test)]
+mod tests;
+mod watch;
+mod xattr;
+
+use crate::spec::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
+use directories::Directories;
+use nacre_sys::xattrat;
+use nacre_vfs::{
+    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
+    RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+};
+use node::HostNode;
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use stat::errno;
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::PathBuf,
+    sync::{Arc, mpsc::Sender},
+};
+
+/// How a host directory is served.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// The directory.
+    pub source: PathBuf,
+    /// Who else may change it.
+    pub coherence: HostCoherence,
+    /// How symbolic links appear.
+    pub symlinks: Symlinks,
+    /// What deleting a link that is shown as its target removes.
+    pub symlink_deletion: SymlinkDeletion,
+    /// Keep `O_DIRECT`, with buffers aligned to so many bytes; else it is dropped.
+    pub forward_odirect: Option<u32>,
+    /// Forward the ioctls for file flags, extended flags and inode versions.
+    pub ioctl: bool,
+    /// Show block devices as regular files of the device's size, with its content.
+    pub block_devices: bool,
+}
+
+impl HostOptions {
+    /// The defaults for a directory.
+    pub fn new(source: impl Into<PathBuf>) -> HostOptions {
+        HostOptions::from(&HostSpec { source: source.into(), ..HostSpec::default() })
+    }
+}
+
+impl From<&HostSpec> for HostOptions {
+    fn from(spec: &HostSpec) -> HostOptions {
+        HostOptions {
+            source: spec.source.clone(),
+            coherence: spec.coherence,
+            symlinks: spec.symlinks,
+            symlink_deletion: spec.symlink_deletion,
+            forward_odirect: spec.forward_odirect.filter(|&align| align > 0),
+            ioctl: spec.ioctl,
+            block_devices: false,
+        }
+    }
+}
+
+/// Prepares the calling thread to work for many users: called once in each worker thread of a daemon, before its first request. Threads that
+/// did not are served correctly, but pay for switching ids at each creation. See [`nacre_sys::credentials`].
+///
+/// # Errors
+/// EPERM where a security policy forbids it.
+pub fn prepare_worker() -> io::Result<()> {
+    nacre_sys::credentials::prepare_thread()
+}
+
+/// A host directory. Dropping it ends its watcher thread.
+pub struct Host {
+    shared: Arc<Shared>,
+}
+
+/// What the operations and the watcher share.
+struct Shared {
+    options: HostOptions,
+    root: Arc<HostNode>,
+    directories: Directories,
+    /// Storage that looks at the ids of every call.
+    remote: bool,
+    acls: bool,
+    listings: listing::Listings,
+    locks: Arc<locks::LockTables>,
+    watch: watch::Watch,
+    /// Held while a directory learns a new parent, so that two of them cannot become each other's.
+    adopting: Mutex<()>,
+}
+
+impl Host {
+    /// Opens the source.
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR, EACCES as `open(2)` says.
+    pub fn open(options: HostOptions) -> io::Result<Host> {
+        Host::with_budget(options, Directories::default_budget())
+    }
+
+    /// The same, keeping at most `budget` descriptors of directories.
+    fn with_budget(options: HostOptions, budget: usize) -> io::Result<Host> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = match rustix::fs::open(&options.source, flags | OFlags::RDONLY, Mode::empty()) {
+            // A directory that may be passed through, but not listed.
+            Err(rustix::io::Errno::ACCESS) => rustix::fs::open(&options.source, flags | OFlags::PATH, Mode::empty())?,
+            other => other?,
+        };
+        let statx = stat::of_file(root.as_fd()).map_err(|error| io::Error::from_raw_os_error(error.raw()))?;
+        let node = Arc::new(HostNode::new_root(stat::id(&statx), stat::device(&statx)));
+        let acls = match xattrat::get(xattrat::Target::Entry(root.as_fd(), b"."), b"system.posix_acl_access", &mut []) {
+            Ok(_) => true,
+            Err(error) => !matches!(Errno::from(error), Errno::EOPNOTSUPP | Errno::ENOSYS),
+        };
+        let remote = watch::is_remote(root.as_fd());
+        let watch = watch::Watch::new(node.device());
+        let shared = Shared {
+            options,
+            root: node,
+            directories: Directories::new(root, budget),
+            remote,
+            acls,
+            listings: listing::Listings::default(),
+            locks: Arc::default(),
+            watch,
+            adopting: Mutex::default(),
+        };
+        Ok(Host { shared: Arc::new(shared) })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.shared.watch.stop();
+    }
+}
+
+/// What this layer keeps for a node.
+fn hosted(node: &Node) -> Result<Arc<HostNode>> {
+    node.arc().ok_or(Errno::EIO)
+}
+
+/// The open file of this layer behind one that filters may have wrapped.
+fn handle(file: Option<&dyn OpenFile>) -> Option<&file::HostFile> {
+    file?.inner().as_any().downcast_ref()
+}
+
+impl Shared {
+    /// A directory that is about to be worked in under our own ids.
+    fn enter(&self, node: &Node) -> Result<(Arc<HostNode>, Arc<directories::Held>)> {
+        let node = hosted(node)?;
+        self.own_ids()?;
+        let held = self.directories.get(&node)?;
+        Ok((node, held))
+    }
+
+    /// Where the storage looks at the ids of every call, goes back to our own.
+    fn own_ids(&self) -> Result<()> {
+        if self.remote {
+            nacre_sys::credentials::with_own_identity(|| ())?;
+        }
+        Ok(())
+    }
+
+    fn resolves_links(&self) -> bool {
+        self.options.symlinks == Symlinks::Resolve
+    }
+
+    /// A descriptor of a directory that can be synced and read, not only passed through.
+    fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
+        let held = self.directories.get(node)?;
+        rustix::fs::openat(held.fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)
+    }
+}
+
+impl Layer for Host {
+    fn root(&self) -> Result<Entry> {
+        let root = &self.shared.root;
+        let attr = self.shared.getattr(root, None)?;
+        Ok(Entry { node: Node::new(Arc::clone(root)), attr })
+    }
+
+    fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.shared.lookup(parent, name)
+    }
+
+    fn adopt(&self, known: &Node, fresh: &Node) {
+        if known.same(fresh) {
+            return;
+        }
+        if let (Some(known), Some(fresh)) = (known.get::<HostNode>(), fresh.get::<HostNode>()) {
+            let _one_at_a_time = (known.kind() == Kind::Directory).then(|| self.shared.adopting.lock());
+            known.adopt(fresh, known.kind() != Kind::Directory);
+        }
+    }
+
+    fn getattr(&self, _caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        self.shared.own_ids()?;
+        self.shared.getattr(&hosted(node)?, handle(file))
+    }
+
+    fn setattr(&self, _caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        self.shared.own_ids()?;
+        self.shared.setattr(&hosted(node)?, handle(file), change)
+    }
+
+    fn readlink(&self, _caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        self.shared.own_ids()?;
+        self.shared.readlink(&hosted(node)?)
+    }
+
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.shared.create(caller, parent, name, mode, flags)
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.shared.tmpfile(caller, parent, mode, flags)
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        self.shared.mkdir(caller, parent, name, mode)
+    }
+
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        self.shared.mknod(caller, parent, name, kind, mode, device)
+    }
+
+    fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.shared.symlink(caller, parent, name, target)
+    }
+
+    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.shared.link(caller, &hosted(node)?, handle(file), parent, name)
+    }
+
+    fn unlink(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.unlink(parent, name)
+    }
+
+    fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.rmdir(parent, name)
+    }
+
+    fn rename(&self, _: &Caller, parent: &Node, name: Name<'_>, new_parent: &Node, new_name: Name<'_>, flags: RenameFlags) -> Result<()> {
+        self.shared.rename((parent, name), (new_parent, new_name), flags)
+    }
+
+    fn open(&self, _caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        self.shared.own_ids()?;
+        self.shared.open(&hosted(node)?, flags)
+    }
+
+    fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        self.shared.own_ids()?;
+        self.shared.readdir(&hosted(node)?, from, attributes, sink)
+    }
+
+    fn fsyncdir(&self, _caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        self.shared.own_ids()?;
+        let directory = self.shared.open_directory(&hosted(node)?)?;
+        if data_only { rustix::fs::fdatasync(&directory) } else { rustix::fs::fsync(&directory) }.map_err(errno)
+    }
+
+    fn statfs(&self, _caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.shared.own_ids()?;
+        let pin = self.shared.pin(&hosted(node)?)?;
+        let figures = rustix::fs::fstatvfs(pin.fd()).map_err(errno)?;
+        let block = u32::try_from(figures.f_bsize).unwrap_or(u32::MAX);
+        Ok(StatFs {
+            block,
+            fragment: if figures.f_frsize == 0 { block } else { u32::try_from(figures.f_frsize).unwrap_or(u32::MAX) },
+            blocks: figures.f_blocks,
+            free: figures.f_bfree,
+            available: figures.f_bavail,
+            files: figures.f_files,
+            files_free: figures.f_ffree,
+            name_max: u32::try_from(figures.f_namemax).unwrap_or(255),
+        })
+    }
+
+    fn syncfs(&self) -> Result<()> {
+        let root = self.shared.open_directory(&self.shared.root)?;
+        rustix::fs::syncfs(&root).map_err(errno)
+    }
+
+    fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        self.shared.own_ids()?;
+        self.shared.getxattr(&hosted(node)?, name, buffer)
+    }
+
+    fn listxattr(&self, _caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        self.shared.own_ids()?;
+        self.shared.listxattr(&hosted(node)?, buffer)
+    }
+
+    fn setxattr(&self, _caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.shared.own_ids()?;
+        self.shared.setxattr(&hosted(node)?, name, value, flags)
+    }
+
+    fn removexattr(&self, _caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        self.shared.own_ids()?;
+        self.shared.removexattr(&hosted(node)?, name)
+    }
+
+    fn ioctl(&self, _caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        self.shared.own_ids()?;
+        self.shared.ioctl(&hosted(node)?, request, output)
+    }
+
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        self.shared.coherence(scope)
+    }
+
+    fn watch(&self, channel: Sender<Invalidation>) {
+        watch::start(&self.shared, channel);
+    }
+
+    fn has_acls(&self) -> bool {
+        self.shared.acls
+    }
+
+    fn describe(&self) -> Description {
+        let options = &self.shared.options;
+        let mut text = Description::new("host")
+            .with("source", String::from_utf8_lossy(options.source.as_os_str().as_bytes()))
+            .with("coherence", options.coherence.word());
+        if options.coherence == HostCoherence::Watch {
+            text = text.with("watch", self.shared.watch.method());
+        }
+        if self.shared.resolves_links() {
+            text = text.with("symlinks", options.symlinks.word()).with("symlink-deletion", options.symlink_deletion.word());
+        }
+        if let Some(align) = options.forward_odirect {
+            text = text.with("forward-odirect", align.to_string());
+        }
+        if options.ioctl {
+            text = text.with("ioctl", "true");
+        }
+        if options.block_devices {
+            text = text.with("block-devices", "true");
+        }
+        text
+    }
+}

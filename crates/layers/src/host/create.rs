@@ -1,0 +1,163 @@
+//! Creation, under the caller's owner, group and umask from the first instant.
+//!
+//! The kernel in front of us has checked that the caller may create here and has applied its set-group-id rules; what the storage would take away
+//! merely because our thread is in none of the caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
+
+use super::{
+    Shared, errno,
+    file::HostFile,
+    locate::Found,
+    node::{HostNode, Place, ShortName},
+    stat,
+};
+use nacre_sys::credentials::{self, Identity};
+use nacre_vfs::{Caller, Entry, Errno, Kind, Name, Node, OpenFlags, Opened, Result};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+const SET_GROUP_ID: u32 = 0o2000;
+
+/// Runs one call of creation under the caller's ids and umask.
+fn as_caller<T>(caller: &Caller, mode: u32, call: impl FnOnce(Mode) -> rustix::io::Result<T>) -> Result<T> {
+    let identity = Identity { uid: caller.uid, gid: caller.gid, umask: caller.umask & 0o777 };
+    let create = || credentials::with_identity(identity, || call(Mode::from_raw_mode(mode & 0o7777)));
+    // A full mode is rare; only its set-group-id bit could be refused to our thread.
+    let created = if mode & SET_GROUP_ID == 0 { create()? } else { credentials::with_set_id_kept(create)?? };
+    created.map_err(errno)
+}
+
+impl Shared {
+    pub(super) fn create(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        let mut lower = self.lower_flags(flags) | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
+        if flags.exclusive() {
+            lower |= OFlags::EXCL;
+        } else {
+            // What is there already may be a fifo.
+            lower |= OFlags::NONBLOCK;
+        }
+        if flags.truncates() {
+            // The node is made from what this very call opens, so truncating cannot hit the wrong file.
+            lower |= OFlags::TRUNC;
+        }
+        let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), name.bytes(), lower, mode)).map_err(|error| {
+            match error {
+                // A link or a fifo without reader has appeared: the kernel shall look again and do what is right for it.
+                Errno::ELOOP | Errno::ENXIO if !flags.exclusive() => Errno::ESTALE,
+                other => other,
+            }
+        })?;
+        let found = Found::plain(stat::of_file(descriptor.as_fd())?);
+        if stat::kind(&found.statx)? != Kind::File {
+            return Err(Errno::ESTALE);
+        }
+        let entry = self.entry(&parent, held.fd(), name.bytes(), &found)?;
+        let node = entry.node.arc::<HostNode>().ok_or(Errno::EIO)?;
+        let file = self.opened(&node, descriptor, flags);
+        Ok((entry, file))
+    }
+
+    pub(super) fn tmpfile(self: &Arc<Shared>, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let (_, held) = self.enter(parent)?;
+        let mut lower = self.lower_flags(flags) | OFlags::TMPFILE | OFlags::CLOEXEC;
+        if flags.exclusive() {
+            lower |= OFlags::EXCL;
+        }
+        let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), ".", lower, mode))?;
+        let found = Found::plain(stat::of_file(descriptor.as_fd())?);
+        let node = Arc::new(HostNode::new(found.id, found.device, Kind::File, None));
+        let entry = Entry { node: Node::new(Arc::clone(&node)), attr: stat::attr(&found.statx, found.id)? };
+        let file = self.opened(&node, descriptor, flags);
+        Ok((entry, file))
+    }
+
+    pub(super) fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        as_caller(caller, mode & 0o1777, |mode| rustix::fs::mkdirat(held.fd(), name.bytes(), mode))?;
+        if mode & SET_GROUP_ID != 0 {
+            // mkdir(2) ignores this bit; it was asked for all the same.
+            keep_set_group_id(held.fd(), name.bytes())?;
+        }
+        let found = self.examine(held.fd(), name.bytes(), true)?;
+        self.entry(&parent, held.fd(), name.bytes(), &found)
+    }
+
+    pub(super) fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        if matches!(kind, Kind::Directory | Kind::Symlink) {
+            return Err(Errno::EINVAL);
+        }
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        let number = rustix::fs::makedev(device.0, device.1);
+        let file_type = FileType::from_raw_mode(kind.mode());
+        as_caller(caller, mode, |mode| rustix::fs::mknodat(held.fd(), name.bytes(), file_type, mode, number))?;
+        let found = self.examine(held.fd(), name.bytes(), true)?;
+        self.entry(&parent, held.fd(), name.bytes(), &found)
+    }
+
+    pub(super) fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        if self.resolves_links() {
+            return Err(Errno::EPERM);
+        }
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        as_caller(caller, 0o777, |_| rustix::fs::symlinkat(target, held.fd(), name.bytes()))?;
+        let found = self.examine(held.fd(), name.bytes(), true)?;
+        self.entry(&parent, held.fd(), name.bytes(), &found)
+    }
+
+    pub(super) fn link(
+        &self,
+        caller: &Caller,
+        node: &Arc<HostNode>,
+        file: Option<&HostFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        let pin = if file.is_some() { None } else { Some(self.pin(node)?) };
+        let source = file.map(HostFile::fd).or_else(|| pin.as_ref().map(super::locate::Pin::fd)).ok_or(Errno::ESTALE)?;
+        // The new name is the caller's, the right to link was checked for it.
+        as_caller(&Caller { umask: 0, ..*caller }, 0, |_| link_descriptor(source, held.fd(), name.bytes()))?;
+        // Seen through the descriptor: what the name shows might be another file by now.
+        let attr = self.attr_of(node, source)?;
+        let place = Place { parent, name: ShortName::new(name.bytes()) };
+        let fresh = HostNode::new(node.id(), node.device(), node.kind(), Some(place));
+        Ok(Entry { node: Node::new(Arc::new(fresh)), attr })
+    }
+}
+
+/// Gives the file behind a descriptor a name.
+fn link_descriptor(source: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    match rustix::fs::linkat(source, "", directory, name, AtFlags::EMPTY_PATH) {
+        // Without CAP_DAC_READ_SEARCH.
+        Err(rustix::io::Errno::NOENT) => {
+            rustix::fs::linkat(rustix::fs::CWD, nacre_sys::inode::proc_path(source), directory, name, AtFlags::SYMLINK_FOLLOW)
+        }
+        other => other,
+    }
+}
+
+/// Adds the set-group-id bit to a directory just made.
+fn keep_set_group_id(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory: OwnedFd = rustix::fs::openat(parent, name, flags, Mode::empty()).map_err(errno)?;
+    let mode = u32::from(stat::of_file(directory.as_fd())?.stx_mode) & 0o7777;
+    if mode & SET_GROUP_ID == 0 {
+        credentials::with_set_id_kept(|| nacre_sys::inode::change_mode(directory.as_fd(), mode | SET_GROUP_ID))??;
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Descriptors of directories: opened on demand, kept within a budget, never re-resolved from the root.
+//!
+//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the directory that was asked for (its identity is
+//! checked after opening); no link is followed on the way but where links are shown as their targets; at most `budget` descriptors are
+//! kept besides those in use at the moment.
+
+use super::{
+    node::{HostNode, Place},
+    stat,
+};
+use nacre_vfs::{Errno, FileId, Kind, Result};
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+/// More than this many kept descriptors pin more of the kernel's memory than they save in calls.
+const BUDGET_MAX: usize = 8192;
+
+/// The most directories that are opened on the way to one.
+const DEPTH_MAX: usize = 1 << 17;
+
+/// An open directory, counted while it lives.
+pub(super) struct Held {
+    descriptor: OwnedFd,
+    count: Arc<AtomicUsize>,
+}
+
+impl Held {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The descriptors of one source.
+pub(super) struct Directories {
+    root: Arc<Held>,
+    /// Directories with a descriptor, in the order of the next round of eviction (a clock).
+    clock: Mutex<VecDeque<Weak<HostNode>>>,
+    count: Arc<AtomicUsize>,
+    budget: usize,
+}
+
+impl Directories {
+    /// `root` stays open for good.
+    pub(super) fn new(root: OwnedFd, budget: usize) -> Directories {
+        let count = Arc::new(AtomicUsize::new(1));
+        let root = Arc::new(Held { descriptor: root, count: Arc::clone(&count) });
+        Directories { root, clock: Mutex::default(), count, budget: budget.max(4) }
+    }
+
+    /// A quarter of the descriptors that the process may have.
+    pub(super) fn default_budget() -> usize {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        limit.map_or(BUDGET_MAX, |limit| usize::try_from(limit / 4).unwrap_or(BUDGET_MAX)).min(BUDGET_MAX)
+    }
+
+    /// The root directory.
+    pub(super) fn root(&self) -> BorrowedFd<'_> {
+        self.root.fd()
+    }
+
+    /// How many descriptors of directories are open.
+    #[cfg(test)]
+    pub(super) fn open(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A descriptor of a directory, good for calls relative to it (`O_PATH`).
+    ///
+    /// # Errors
+    /// ENOTDIR where it is none; ESTALE where it is no longer where it was seen.
+    pub(super) fn get(&self, node: &Arc<HostNode>) -> Result<Arc<Held>> {
+        if node.is_root() {
+            return Ok(Arc::clone(&self.root));
+        }
+        if let Some(held) = node.descriptor() {
+            return Ok(held);
+        }
+        if node.kind() != Kind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let mut chain: Vec<(Arc<HostNode>, Place)> = Vec::new();
+        let mut next = Arc::clone(node);
+        let mut held = loop {
+            let place = next.place().ok_or(Errno::ESTALE)?;
+            let parent = Arc::clone(&place.parent);
+            chain.push((next, place));
+            if parent.is_root() {
+                break Arc::clone(&self.root);
+            }
+            if let Some(held) = parent.descriptor() {
+                break held;
+            }
+            if chain.len() > DEPTH_MAX {
+                return Err(Errno::ESTALE);
+            }
+            next = parent;
+        };
+        while let Some((node, place)) = chain.pop() {
+            held = self.open_below(&held, &node, &place)?;
+        }
+        Ok(held)
+    }
+
+    fn open_below(&self, parent: &Held, node: &Arc<HostNode>, place: &Place) -> Result<Arc<Held>> {
+        let name = place.name.bytes();
+        let mut flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        if !node.is_resolved() {
+            flags |= OFlags::NOFOLLOW;
+        }
+        let descriptor = rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(|error| match stat::errno(error) {
+            Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
+            other => other,
+        })?;
+        if identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
+            return Err(Errno::ESTALE);
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let (held, kept) = node.keep_descriptor(Arc::new(Held { descriptor, count: Arc::clone(&self.count) }));
+        if kept {
+            self.admit(node);
+        }
+        Ok(held)
+    }
+
+    /// Enters a directory into the rounds and evicts others until the budget holds.
+    fn admit(&self, node: &Arc<HostNode>) {
+        let mut clock = self.clock.lock();
+        clock.push_back(Arc::downgrade(node));
+        // Each step frees one, drops a dead entry, or clears a mark; twice round clears everything.
+        let mut steps = clock.len() * 2;
+        while (self.count.load(Ordering::Relaxed) > self.budget || clock.len() > 2 * self.budget) && steps > 0 {
+            steps -= 1;
+            let Some(oldest) = clock.pop_front() else { return };
+            if let Some(directory) = oldest.upgrade()
+                && directory.evict_descriptor()
+            {
+                clock.push_back(oldest);
+            }
+        }
+    }
+}
+
+/// The identity of what was opened under `name`, as `node` would have it.
+pub(super) fn identity(parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, opened: BorrowedFd<'_>) -> Result<FileId> {
+    let target = stat::of_file(opened)?;
+    if node.is_resolved() { Ok(stat::resolved_id(&stat::of_name(parent, name)?, &target)) } else { Ok(stat::id(&target)) }
+}

@@ -1,0 +1,214 @@
+//! An open file of the host.
+//!
+//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file, opened without
+//! `O_APPEND`: whoever opened for appending writes with `RWF_APPEND`, so that two of them never overwrite each other whatever offsets they
+//! were told, while the kernel may still use the descriptor at offsets of its own choice.
+
+use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
+use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
+use rustix::{
+    fs::{FallocateFlags, OFlags, SeekFrom},
+    io::ReadWriteFlags,
+};
+use std::{
+    any::Any,
+    io::IoSlice,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Weak},
+};
+
+/// See the file's head.
+pub(super) struct HostFile {
+    node: Arc<HostNode>,
+    descriptor: OwnedFd,
+    flags: OpenFlags,
+    /// Alignment of buffers, for `O_DIRECT`.
+    direct: Option<u32>,
+    ioctl: bool,
+    locks: Arc<LockTables>,
+    flocks: Flocks,
+    /// Told when a file that is open for writing is closed.
+    writing: Option<Weak<Shared>>,
+}
+
+impl HostFile {
+    pub(super) fn new(
+        node: Arc<HostNode>,
+        descriptor: OwnedFd,
+        flags: OpenFlags,
+        direct: Option<u32>,
+        ioctl: bool,
+        locks: Arc<LockTables>,
+        writing: Option<Weak<Shared>>,
+    ) -> HostFile {
+        HostFile { node, descriptor, flags, direct, ioctl, locks, flocks: Flocks::default(), writing }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Opened for writing.
+    pub(super) fn writes(&self) -> bool {
+        self.flags.writes()
+    }
+
+    fn access(&self) -> OFlags {
+        OFlags::from_bits_retain(self.flags.raw()) & OFlags::RWMODE
+    }
+
+    fn write_once(&self, data: &[u8], offset: u64) -> rustix::io::Result<usize> {
+        if self.flags.appends() {
+            // The offset does not matter then (pwritev2(2)).
+            rustix::io::pwritev2(&self.descriptor, &[IoSlice::new(data)], offset, ReadWriteFlags::APPEND)
+        } else {
+            rustix::io::pwrite(&self.descriptor, data, offset)
+        }
+    }
+
+    fn read_direct(&self, buffer: &mut [u8], offset: u64, align: usize) -> Result<usize> {
+        let mut room = Aligned::new(buffer.len().next_multiple_of(align), align);
+        let read = rustix::io::pread(&self.descriptor, room.bytes(), offset).map_err(errno)?.min(buffer.len());
+        for (to, from) in buffer.iter_mut().zip(room.bytes().iter().take(read)) {
+            *to = *from;
+        }
+        Ok(read)
+    }
+
+    fn write_direct(&self, data: &[u8], offset: u64, align: usize) -> Result<usize> {
+        let mut room = Aligned::new(data.len(), align);
+        room.bytes().copy_from_slice(data);
+        self.write_once(room.bytes(), offset).map_err(errno)
+    }
+}
+
+/// A buffer whose address is a multiple of some number.
+struct Aligned {
+    room: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize, align: usize) -> Aligned {
+        let room = vec![0; length + align];
+        let start = room.as_ptr().align_offset(align.next_power_of_two()).min(align);
+        Aligned { room, start, length }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        self.room.get_mut(self.start..self.start + self.length).unwrap_or_default()
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        self.node.closed();
+        // Before the descriptor goes: the event that its closing makes must find the file unwritten.
+        if let Some(shared) = self.writing.as_ref().and_then(Weak::upgrade) {
+            shared.watch.written(self.node.id());
+        }
+    }
+}
+
+impl OpenFile for HostFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn inner(&self) -> &dyn OpenFile {
+        self
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        if let Some(align) = self.direct {
+            return self.read_direct(buffer, offset, align as usize);
+        }
+        let mut done = 0;
+        while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match rustix::io::pread(&self.descriptor, rest, offset.saturating_add(done as u64)) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+        if let Some(align) = self.direct {
+            return self.write_direct(data, offset, align as usize);
+        }
+        let mut done = 0;
+        while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+            match self.write_once(rest, offset.saturating_add(done as u64)) {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(done)
+    }
+
+    fn flush(&self, owner: LockOwner) -> Result<()> {
+        self.locks.release((self.node.id(), owner));
+        if self.writes() {
+            // Some storage reports failed writes only when a descriptor is closed.
+            let copy = rustix::io::fcntl_dupfd_cloexec(&self.descriptor, 0).map_err(errno)?;
+            nacre_sys::inode::close(copy)?;
+        }
+        Ok(())
+    }
+
+    fn fsync(&self, data_only: bool) -> Result<()> {
+        if data_only { rustix::fs::fdatasync(&self.descriptor) } else { rustix::fs::fsync(&self.descriptor) }.map_err(errno)
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        rustix::fs::fallocate(&self.descriptor, FallocateFlags::from_bits_retain(mode.0), offset, length).map_err(errno)
+    }
+
+    fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        if i64::try_from(offset).is_err() {
+            return Err(Errno::ENXIO);
+        }
+        let from = match whence {
+            Whence::Data => SeekFrom::Data(offset),
+            Whence::Hole => SeekFrom::Hole(offset),
+        };
+        rustix::fs::seek(&self.descriptor, from).map_err(errno)
+    }
+
+    fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
+        let Some(target) = target.inner().as_any().downcast_ref::<HostFile>() else { return Err(Errno::EXDEV) };
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let (mut from, mut to) = (offset, target_offset);
+        let copied = rustix::fs::copy_file_range(&self.descriptor, Some(&mut from), &target.descriptor, Some(&mut to), length);
+        copied.map(|bytes| bytes as u64).map_err(errno)
+    }
+
+    fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock> {
+        self.locks.test((self.node.id(), owner), self.fd(), self.access(), lock)
+    }
+
+    fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
+        self.locks.set((self.node.id(), owner), self.fd(), self.access(), lock, wait)
+    }
+
+    fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
+        self.flocks.set(owner, self.fd(), self.access(), kind, wait)
+    }
+
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        if self.ioctl { forward(self.fd(), request, output) } else { Err(Errno::ENOTTY) }
+    }
+
+    fn backing(&self) -> Option<BorrowedFd<'_>> {
+        (self.node.kind() == Kind::File).then(|| self.fd())
+    }
+}

@@ -1,0 +1,228 @@
+//! Listings.
+//!
+//! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its buffer are kept between the calls, so that a
+//! sequential listing reads every record once; a call for any other position opens the directory anew and seeks. Positions are the
+//! host's own (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0, or negative as a signed
+//! number) is served by counting records instead, from the beginning each time.
+//! Invariant: a kept stream is used by one call at a time (it is taken out of the table meanwhile).
+
+use super::{Shared, errno, locate::is_gone, node::HostNode};
+use nacre_sys::directory::{self, Record};
+use nacre_vfs::{DirEntry, DirSink, Entry, Errno, Kind, Name, Result};
+use parking_lot::Mutex;
+use rustix::fs::SeekFrom;
+use std::{
+    collections::HashSet,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Bytes read from a directory at once.
+const BUFFER: usize = 64 << 10;
+
+/// The most listings that are kept between calls.
+const KEPT_MAX: usize = 16;
+
+/// What is left in a buffer is handed out only as long as a native listing might do so.
+const KEPT_FOR: Duration = Duration::from_secs(2);
+
+/// A listing in progress.
+struct Stream {
+    directory: OwnedFd,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The position of the next record, in the terms of `readdir`.
+    position: u64,
+    /// How many records lie before it, where that is known.
+    index: Option<u64>,
+    at_end: bool,
+}
+
+/// A stream between two calls.
+struct Kept {
+    node: Arc<HostNode>,
+    since: Instant,
+    stream: Stream,
+}
+
+/// The streams of one source.
+#[derive(Default)]
+pub(super) struct Listings {
+    kept: Mutex<Vec<Kept>>,
+    /// Devices whose positions are counted.
+    counted: Mutex<HashSet<u32>>,
+}
+
+impl Listings {
+    fn take(&self, node: &Arc<HostNode>, position: u64) -> Option<Stream> {
+        let (found, _stale) = {
+            let mut kept = self.kept.lock();
+            let stale: Vec<Kept> = kept.extract_if(.., |kept| kept.since.elapsed() > KEPT_FOR).collect();
+            let at = kept.iter().position(|kept| kept.stream.position == position && Arc::ptr_eq(&kept.node, node));
+            (at.map(|at| kept.remove(at)), stale)
+        };
+        found.map(|kept| kept.stream)
+    }
+
+    fn keep(&self, node: &Arc<HostNode>, stream: Stream) {
+        let kept = Kept { node: Arc::clone(node), since: Instant::now(), stream };
+        let _oldest = {
+            let mut all = self.kept.lock();
+            all.push(kept);
+            (all.len() > KEPT_MAX).then(|| all.remove(0))
+        };
+    }
+
+    fn is_counted(&self, device: u32) -> bool {
+        self.counted.lock().contains(&device)
+    }
+
+    /// How many listings are kept.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.kept.lock().len()
+    }
+
+    /// Serves a device as if its positions could not be told.
+    #[cfg(test)]
+    pub(super) fn count_positions(&self, device: u32) {
+        self.counted.lock().insert(device);
+    }
+}
+
+/// Whether a position can be told to others.
+fn is_tellable(position: i64) -> bool {
+    position > 0
+}
+
+impl Stream {
+    fn new(directory: OwnedFd, from: u64, counted: bool) -> Result<Stream> {
+        if from != 0 && !counted {
+            rustix::fs::seek(&directory, SeekFrom::Start(from)).map_err(errno)?;
+        }
+        let index = (from == 0 || counted).then_some(0);
+        let buffer = vec![0; BUFFER].into_boxed_slice();
+        let mut stream = Stream { directory, buffer, start: 0, end: 0, position: if counted { 0 } else { from }, index, at_end: false };
+        if counted {
+            while stream.index.is_some_and(|index| index < from) && stream.fill()? {
+                let Some(record) = stream.peek() else { break };
+                let length = record.length;
+                stream.advance(length, 0);
+            }
+            stream.position = from;
+        }
+        Ok(stream)
+    }
+
+    /// Makes sure that a record is in the buffer; false at the end.
+    fn fill(&mut self) -> Result<bool> {
+        if self.start == self.end && !self.at_end {
+            self.start = 0;
+            self.end = directory::read(self.directory.as_fd(), &mut self.buffer)?;
+            self.at_end = self.end == 0;
+        }
+        Ok(!self.at_end)
+    }
+
+    fn peek(&self) -> Option<Record<'_>> {
+        directory::first(self.buffer.get(self.start..self.end)?)
+    }
+
+    fn advance(&mut self, length: usize, position: u64) {
+        self.start += length;
+        self.position = position;
+        self.index = self.index.map(|index| index + 1);
+    }
+}
+
+/// The type that a record tells.
+fn kind(record: &Record<'_>) -> Option<Kind> {
+    Kind::from_mode(u32::from(record.kind) << 12)
+}
+
+impl Shared {
+    pub(super) fn readdir(&self, node: &Arc<HostNode>, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        let mut stream = match self.listings.take(node, from).filter(|_| from != 0) {
+            Some(stream) => stream,
+            None => {
+                let directory = self.open_directory(node)?;
+                self.watch.before_names(node, directory.as_fd());
+                Stream::new(directory, from, self.listings.is_counted(node.device()))?
+            }
+        };
+        let more = self.list(node, &mut stream, attributes, sink)?;
+        // At the end, one more call will come that finds it so; a listing that was empty from the start is not asked again.
+        if more || stream.position != from {
+            self.listings.keep(node, stream);
+        }
+        Ok(())
+    }
+
+    /// Hands out records until the sink is full (true) or the directory ends (false).
+    fn list(&self, node: &Arc<HostNode>, stream: &mut Stream, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
+        let mut counted = self.listings.is_counted(node.device());
+        while stream.fill()? {
+            let Some(record) = stream.peek() else { return Err(Errno::EIO) };
+            if !counted && !is_tellable(record.next) {
+                self.listings.counted.lock().insert(node.device());
+                counted = true;
+            }
+            let next = match (counted, stream.index) {
+                (false, _) => record.next.cast_unsigned(),
+                (true, Some(index)) => index + 1,
+                // Positions were good until now, in the middle of a directory that was entered by one of them.
+                (true, None) => return Err(Errno::EOVERFLOW),
+            };
+            let length = record.length;
+            if let Some(full) = self.hand_out(node, stream, &record, next, attributes, sink)?
+                && full
+            {
+                return Ok(true);
+            }
+            stream.advance(length, next);
+        }
+        Ok(false)
+    }
+
+    /// Hands one record out. `None` where it is left out, else whether the sink had no room.
+    fn hand_out(
+        &self,
+        node: &Arc<HostNode>,
+        stream: &Stream,
+        record: &Record<'_>,
+        next: u64,
+        attributes: bool,
+        sink: &mut dyn DirSink,
+    ) -> Result<Option<bool>> {
+        // `.` and `..` are the door's; names that Linux cannot have would be a host's fault.
+        let Ok(name) = Name::new(record.name) else { return Ok(None) };
+        let mut entry = None;
+        // With links resolved, the type is only known after following.
+        if attributes || self.resolves_links() && kind(record).is_none_or(|kind| kind == Kind::Symlink) {
+            entry = match self.listed(node, stream, name) {
+                Ok(found) => Some(found),
+                Err(error) if is_gone(error) => return Ok(None),
+                // One entry that cannot be examined (our own mount point, say) must not hide the others.
+                Err(_) => None,
+            };
+        }
+        let kind = entry.as_ref().map(|found: &Entry| found.attr.kind).or_else(|| kind(record)).map(|kind| match kind {
+            Kind::Block if self.options.block_devices => Kind::File,
+            kind => kind,
+        });
+        let ino = entry.as_ref().map_or(record.ino, |found| found.attr.id.ino);
+        let entry = entry.filter(|_| attributes);
+        Ok(Some(!sink.push(DirEntry { name, ino, kind, next, entry })))
+    }
+
+    fn listed(&self, node: &Arc<HostNode>, stream: &Stream, name: Name<'_>) -> Result<Entry> {
+        let directory = stream.directory.as_fd();
+        let mut found = self.examine(directory, name.bytes(), true)?;
+        if self.watch.cover(directory, name.bytes(), &found) {
+            found = self.examine(directory, name.bytes(), true)?;
+        }
+        self.entry(node, directory, name.bytes(), &found)
+    }
+}

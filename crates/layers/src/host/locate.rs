@@ -1,0 +1,216 @@
+//! From a node to the file it stands for: look-up, attributes, and descriptors whose identity has been checked.
+//!
+//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's identity when its descriptor was examined, and a
+//! descriptor cannot change its file.
+
+use super::{
+    Shared,
+    directories::{Held, identity},
+    errno,
+    file::HostFile,
+    node::{HostNode, Place, ShortName},
+    stat,
+};
+use nacre_vfs::{Attr, Entry, Errno, FileId, Kind, Name, Node, Result};
+use rustix::fs::{Mode, OFlags, Statx};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+/// A descriptor of exactly the file asked for, possibly `O_PATH`.
+pub(super) enum Pin {
+    /// A directory's kept one.
+    Directory(Arc<Held>),
+    /// Opened for this operation.
+    Own(OwnedFd),
+    /// That of an open file, whose names may be gone.
+    Open(Arc<HostFile>),
+}
+
+impl Pin {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Pin::Directory(held) => held.fd(),
+            Pin::Own(descriptor) => descriptor.as_fd(),
+            Pin::Open(file) => file.fd(),
+        }
+    }
+}
+
+/// What stands under a name.
+pub(super) struct Found {
+    pub(super) statx: Statx,
+    pub(super) id: FileId,
+    /// The device that tells which watch sees it; for a resolved link its own.
+    pub(super) device: u32,
+}
+
+impl Found {
+    pub(super) fn plain(statx: Statx) -> Found {
+        Found { id: stat::id(&statx), device: stat::device(&statx), statx }
+    }
+}
+
+/// Whether an error only says that a name no longer leads where it led.
+pub(super) fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::ESTALE)
+}
+
+impl Shared {
+    /// Examines a name, links resolved where they are shown so. One call where they are not.
+    pub(super) fn examine(&self, directory: BorrowedFd<'_>, name: &[u8], quietly: bool) -> Result<Found> {
+        let statx = if quietly { stat::of_name_quietly(directory, name) } else { stat::of_name(directory, name) }?;
+        if self.resolves_links() && stat::kind(&statx)? == Kind::Symlink {
+            // One that leads nowhere stays a link.
+            if let Ok(target) = stat::of_target(directory, name) {
+                return Ok(Found { id: stat::resolved_id(&statx, &target), device: stat::device(&statx), statx: target });
+            }
+        }
+        Ok(Found::plain(statx))
+    }
+
+    /// A node and its attributes for something found under a name.
+    pub(super) fn entry(&self, parent: &Arc<HostNode>, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> Result<Entry> {
+        let attr = self.shown(stat::attr(&found.statx, found.id)?, || {
+            let follow = if stat::is_resolved(found.id) { OFlags::empty() } else { OFlags::NOFOLLOW };
+            rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | follow, Mode::empty()).ok()
+        });
+        let place = Place { parent: Arc::clone(parent), name: ShortName::new(name) };
+        let node = HostNode::new(found.id, found.device, stat::kind(&found.statx)?, Some(place));
+        Ok(Entry { node: Node::new(Arc::new(node)), attr })
+    }
+
+    /// Block devices as files, where asked for: the type and the size change.
+    pub(super) fn shown(&self, mut attr: Attr, open: impl FnOnce() -> Option<OwnedFd>) -> Attr {
+        if self.options.block_devices && attr.kind == Kind::Block {
+            attr.kind = Kind::File;
+            (attr.rdev_major, attr.rdev_minor) = (0, 0);
+            attr.size = open().and_then(|device| nacre_sys::ioctls::block_device_size(device.as_fd()).ok()).unwrap_or_default();
+        }
+        attr
+    }
+
+    pub(super) fn lookup(&self, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let (parent, held) = self.enter(parent)?;
+        self.watch.before_names(&parent, held.fd());
+        let mut found = self.examine(held.fd(), name.bytes(), false)?;
+        if self.watch.cover(held.fd(), name.bytes(), &found) {
+            // The watch came after the answer.
+            found = self.examine(held.fd(), name.bytes(), false)?;
+        }
+        self.entry(&parent, held.fd(), name.bytes(), &found)
+    }
+
+    /// Attributes: from the open file given, a directory's own descriptor, the name that is known, or any open file.
+    pub(super) fn getattr(&self, node: &Arc<HostNode>, file: Option<&HostFile>) -> Result<Attr> {
+        if let Some(file) = file {
+            return self.attr_of(node, file.fd());
+        }
+        if node.is_root() {
+            return self.attr_of(node, self.directories.root());
+        }
+        if let Some(held) = node.descriptor() {
+            return self.attr_of(node, held.fd());
+        }
+        if let Some(attr) = node.place().map(|place| self.getattr_at(node, &place)).transpose()?.flatten() {
+            return Ok(attr);
+        }
+        if node.has_older_places() {
+            for place in node.places().iter().skip(1) {
+                if let Some(attr) = self.getattr_at(node, place)? {
+                    return Ok(attr);
+                }
+            }
+        }
+        self.attr_of(node, node.any_open().ok_or(Errno::ESTALE)?.fd())
+    }
+
+    /// Attributes under one name; `None` where another file, or none, has it now.
+    fn getattr_at(&self, node: &Arc<HostNode>, place: &Place) -> Result<Option<Attr>> {
+        let name = place.name.bytes();
+        let found = self.directories.get(&place.parent).and_then(|held| Ok((self.examine(held.fd(), name, false)?, held)));
+        match found {
+            Ok((found, held)) if found.id == node.id() => {
+                let attr = stat::attr(&found.statx, found.id)?;
+                Ok(Some(self.shown(attr, || rustix::fs::openat(held.fd(), name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok())))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if is_gone(error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Attributes of the file behind a descriptor that is known to be the node's.
+    pub(super) fn attr_of(&self, node: &HostNode, file: BorrowedFd<'_>) -> Result<Attr> {
+        let attr = stat::attr(&stat::of_file(file)?, node.id())?;
+        Ok(self.shown(attr, || {
+            rustix::fs::open(nacre_sys::inode::proc_path(file), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()
+        }))
+    }
+
+    /// A descriptor of the file, good for calls that take `O_PATH` ones.
+    ///
+    /// # Errors
+    /// ESTALE where no name leads to it any more and nobody has it open.
+    pub(super) fn pin(&self, node: &Arc<HostNode>) -> Result<Pin> {
+        if node.kind() == Kind::Directory {
+            return Ok(Pin::Directory(self.directories.get(node)?));
+        }
+        match self.open_checked(node, OFlags::PATH) {
+            Ok(descriptor) => Ok(Pin::Own(descriptor)),
+            Err(Errno::ESTALE) => Ok(Pin::Open(node.any_open().ok_or(Errno::ESTALE)?)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the file under whichever of its names still leads to it.
+    ///
+    /// # Errors
+    /// ESTALE where none does; everything else as `open(2)`.
+    pub(super) fn open_checked(&self, node: &Arc<HostNode>, flags: OFlags) -> Result<OwnedFd> {
+        let follow = if node.is_resolved() { OFlags::empty() } else { OFlags::NOFOLLOW };
+        // Without O_NONBLOCK, a fifo that took the name would hold us up.
+        let flags = flags
+            | OFlags::CLOEXEC
+            | OFlags::NOCTTY
+            | follow
+            | if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
+        let newest = node.place().ok_or(Errno::ESTALE)?;
+        if let Some(descriptor) = self.open_at(node, &newest, flags)? {
+            return Ok(descriptor);
+        }
+        if node.has_older_places() {
+            for place in node.places().iter().skip(1) {
+                if let Some(descriptor) = self.open_at(node, place, flags)? {
+                    return Ok(descriptor);
+                }
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    /// Opens under one name; `None` where another file, or none, has it now.
+    fn open_at(&self, node: &Arc<HostNode>, place: &Place, flags: OFlags) -> Result<Option<OwnedFd>> {
+        let name = place.name.bytes();
+        let opened = self.directories.get(&place.parent).and_then(|held| {
+            let descriptor = rustix::fs::openat(held.fd(), name, flags, Mode::empty()).map_err(errno)?;
+            let id = identity(held.fd(), name, node, descriptor.as_fd())?;
+            Ok((id == node.id()).then_some(descriptor))
+        });
+        match opened {
+            Err(error) if is_gone(error) => Ok(None),
+            // What a socket, fifo or device that took the name answers.
+            Err(Errno::ENXIO | Errno::EISDIR | Errno::ENODEV) if node.kind() == Kind::File => Ok(None),
+            other => other,
+        }
+    }
+
+    pub(super) fn readlink(&self, node: &Arc<HostNode>) -> Result<Vec<u8>> {
+        if node.kind() != Kind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        let pin = self.pin(node)?;
+        Ok(rustix::fs::readlinkat(pin.fd(), "", Vec::with_capacity(256)).map_err(errno)?.into_bytes())
+    }
+}

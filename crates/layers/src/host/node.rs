@@ -1,0 +1,380 @@
+//! What is kept for each file that somebody knows: identity, and where it was last seen.
+//!
+//! Made by look-ups, listings and creations; owned by whoever holds the [`nacre_vfs::Node`]. No descriptor per file. A file of one name of
+//! at most 22 bytes takes one allocation of 96 bytes; what few files need (more names, a directory's descriptor, open files) hangs off
+//! a pointer. Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`] alone); a lock of one node is never
+//! held while another is taken.
+
+use super::{directories::Held, file::HostFile, stat, watch::Lease};
+use nacre_vfs::{FileId, Kind};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+
+/// The most directories above a file that are followed.
+const DEPTH_MAX: usize = 1 << 17;
+
+/// The most names kept for one hard-linked file.
+const PLACES_MAX: usize = 8;
+
+/// The longest name that needs no allocation of its own.
+const INLINE: usize = 22;
+
+/// A name of 1 to 255 bytes in 24.
+#[derive(Clone, Debug)]
+pub(super) enum ShortName {
+    Inline(u8, [u8; INLINE]),
+    Long(Box<[u8]>),
+}
+
+impl ShortName {
+    pub(super) fn new(name: &[u8]) -> ShortName {
+        let mut bytes = [0; INLINE];
+        match (u8::try_from(name.len()), bytes.get_mut(..name.len())) {
+            (Ok(length), Some(room)) => {
+                room.copy_from_slice(name);
+                ShortName::Inline(length, bytes)
+            }
+            _ => ShortName::Long(name.into()),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            ShortName::Inline(length, bytes) => bytes.get(..usize::from(*length)).unwrap_or_default(),
+            ShortName::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) parent: Arc<HostNode>,
+    pub(super) name: ShortName,
+}
+
+impl Place {
+    fn is(&self, other: &Place) -> bool {
+        Arc::ptr_eq(&self.parent, &other.parent) && self.name.bytes() == other.name.bytes()
+    }
+}
+
+/// What only some files have.
+#[derive(Default)]
+struct Extra {
+    /// Older names, newest first.
+    places: Vec<Place>,
+    /// A directory's descriptor, and whether it was used since the last round of eviction.
+    descriptor: Option<(Arc<Held>, bool)>,
+    /// What watches a directory.
+    watch: Option<Lease>,
+    /// Open files of it: the last way to a file whose names are gone.
+    open: Vec<Weak<HostFile>>,
+}
+
+impl Extra {
+    fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.descriptor.is_none() && self.watch.is_none() && self.open.is_empty()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// The newest name; the root and nameless files have none.
+    place: Option<Place>,
+    extra: Option<Box<Extra>>,
+}
+
+/// A file of the host (see the file's head).
+pub(super) struct HostNode {
+    ino: u64,
+    generation: u64,
+    device: u32,
+    kind: Kind,
+    resolved: bool,
+    root: bool,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for HostNode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostNode").field("id", &self.id()).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl HostNode {
+    /// `device` is that of [`stat::device`], also for a link shown as its target (then its own).
+    pub(super) fn new(id: FileId, device: u32, kind: Kind, place: Option<Place>) -> HostNode {
+        HostNode {
+            ino: id.ino,
+            generation: id.generation,
+            device,
+            kind,
+            resolved: stat::is_resolved(id),
+            root: false,
+            state: Mutex::new(State { place, extra: None }),
+        }
+    }
+
+    /// The root directory.
+    pub(super) fn new_root(id: FileId, device: u32) -> HostNode {
+        let mut node = HostNode::new(id, device, Kind::Directory, None);
+        node.root = true;
+        node
+    }
+
+    pub(super) fn id(&self) -> FileId {
+        FileId { fs: stat::user_device(self.device) | if self.resolved { 1 << 63 } else { 0 }, ino: self.ino, generation: self.generation }
+    }
+
+    pub(super) fn device(&self) -> u32 {
+        self.device
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.root
+    }
+
+    /// A link that is shown as its target.
+    pub(super) fn is_resolved(&self) -> bool {
+        self.resolved
+    }
+
+    /// The newest name.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.state.lock().place.clone()
+    }
+
+    /// All names, newest first.
+    pub(super) fn places(&self) -> Vec<Place> {
+        let state = self.state.lock();
+        let older = state.extra.as_ref().map(|extra| extra.places.as_slice()).unwrap_or_default();
+        state.place.iter().chain(older).cloned().collect()
+    }
+
+    /// Whether the file was seen under more names than its newest.
+    pub(super) fn has_older_places(&self) -> bool {
+        self.state.lock().extra.as_ref().is_some_and(|extra| !extra.places.is_empty())
+    }
+
+    /// Learns the names and open files of `fresh`, which is the same file. With `hard_links` the names known so far stay good.
+    pub(super) fn adopt(&self, fresh: &HostNode, hard_links: bool) {
+        let (place, open) = {
+            let mut state = fresh.state.lock();
+            let open = state.extra.as_mut().map(|extra| std::mem::take(&mut extra.open)).unwrap_or_default();
+            (state.place.clone(), open)
+        };
+        if self.kind == Kind::Directory && place.as_ref().is_some_and(|place| place.parent.lies_below(self)) {
+            return;
+        }
+        let dropped = {
+            let mut state = self.state.lock();
+            if !open.is_empty() {
+                state.extra.get_or_insert_default().open.extend(open);
+            }
+            let Some(place) = place else { return };
+            let before = state.place.replace(place.clone());
+            let mut dropped = Vec::new();
+            if hard_links {
+                let older = &mut state.extra.get_or_insert_default().places;
+                dropped.extend(older.extract_if(.., |known| known.is(&place)));
+                if let Some(before) = before
+                    && !before.is(&place)
+                {
+                    older.insert(0, before);
+                }
+                let kept = older.len().min(PLACES_MAX - 1);
+                dropped.extend(older.drain(kept..));
+            } else {
+                dropped.extend(before);
+                dropped.extend(state.extra.as_mut().map(|extra| std::mem::take(&mut extra.places)).unwrap_or_default());
+            }
+            state.tidy();
+            dropped
+        };
+        // Outside the lock: the last reference to a parent may go with a name.
+        drop(dropped);
+    }
+
+    /// Whether `ancestor` is this directory or one above it. Too deep counts as yes.
+    fn lies_below(self: &Arc<HostNode>, ancestor: &HostNode) -> bool {
+        let mut node = Arc::clone(self);
+        for _ in 0..DEPTH_MAX {
+            if std::ptr::eq(&*node, ancestor) {
+                return true;
+            }
+            match node.place() {
+                Some(place) => node = place.parent,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The directory's descriptor where it is held, marked as used.
+    pub(super) fn descriptor(&self) -> Option<Arc<Held>> {
+        let mut state = self.state.lock();
+        let (held, used) = state.extra.as_mut()?.descriptor.as_mut()?;
+        *used = true;
+        Some(Arc::clone(held))
+    }
+
+    /// Keeps a descriptor; answers the one to use, which is another thread's where that was faster.
+    pub(super) fn keep_descriptor(&self, held: Arc<Held>) -> (Arc<Held>, bool) {
+        let mut state = self.state.lock();
+        let slot = &mut state.extra.get_or_insert_default().descriptor;
+        match slot {
+            Some((present, _)) => (Arc::clone(present), false),
+            None => {
+                *slot = Some((Arc::clone(&held), true));
+                (held, true)
+            }
+        }
+    }
+
+    /// Gives the descriptor up unless it was used since the last call. Answers whether it still has one.
+    pub(super) fn evict_descriptor(&self) -> bool {
+        let taken = {
+            let mut state = self.state.lock();
+            let Some(extra) = state.extra.as_mut() else { return false };
+            if let Some((_, used)) = &mut extra.descriptor
+                && *used
+            {
+                *used = false;
+                return true;
+            }
+            let taken = extra.descriptor.take();
+            state.tidy();
+            taken
+        };
+        drop(taken);
+        false
+    }
+
+    /// Whether a watch is in place.
+    pub(super) fn is_watched(&self) -> bool {
+        self.state.lock().extra.as_ref().is_some_and(|extra| extra.watch.is_some())
+    }
+
+    pub(super) fn keep_watch(&self, lease: Lease) {
+        let before = self.state.lock().extra.get_or_insert_default().watch.replace(lease);
+        drop(before);
+    }
+
+    /// Remembers an open file.
+    pub(super) fn opened(&self, file: &Arc<HostFile>) {
+        self.state.lock().extra.get_or_insert_default().open.push(Arc::downgrade(file));
+    }
+
+    /// Forgets open files that are closed by now.
+    pub(super) fn closed(&self) {
+        let mut state = self.state.lock();
+        if let Some(extra) = state.extra.as_mut() {
+            extra.open.retain(|file| file.strong_count() > 0);
+        }
+        state.tidy();
+    }
+
+    /// Any open file of this file.
+    pub(super) fn any_open(&self) -> Option<Arc<HostFile>> {
+        let files = self.state.lock().extra.as_ref().map(|extra| extra.open.clone()).unwrap_or_default();
+        files.iter().rev().find_map(Weak::upgrade)
+    }
+}
+
+impl State {
+    fn tidy(&mut self) {
+        if self.extra.as_ref().is_some_and(|extra| extra.is_empty()) {
+            self.extra = None;
+        }
+    }
+}
+
+impl Drop for HostNode {
+    /// Takes the chain of parents apart step by step: as a recursion it would be as deep as the tree.
+    fn drop(&mut self) {
+        let mut last = std::mem::take(self.state.get_mut());
+        let mut pending: Vec<Arc<HostNode>> = Vec::new();
+        loop {
+            pending.extend(last.place.take().map(|place| place.parent));
+            pending
+                .extend(last.extra.as_mut().map(|extra| std::mem::take(&mut extra.places)).into_iter().flatten().map(|place| place.parent));
+            drop(last.extra.take());
+            let Some(next) = pending.pop() else { return };
+            last = match Arc::into_inner(next) {
+                Some(mut node) => std::mem::take(node.state.get_mut()),
+                None => State::default(),
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(ino: u64, place: Option<Place>) -> Arc<HostNode> {
+        Arc::new(HostNode::new(FileId { fs: 1, ino, generation: 0 }, 1, Kind::Directory, place))
+    }
+
+    fn below(parent: &Arc<HostNode>, name: &[u8]) -> Option<Place> {
+        Some(Place { parent: Arc::clone(parent), name: ShortName::new(name) })
+    }
+
+    #[test]
+    fn a_file_takes_ninety_six_bytes() {
+        assert_eq!(size_of::<ShortName>(), 24);
+        // Strong and weak count before it, the allocator's own word after it.
+        assert!(size_of::<HostNode>() + 16 + 8 <= 96, "{}", size_of::<HostNode>());
+    }
+
+    #[test]
+    fn names_of_any_length_come_back() {
+        for length in [1, INLINE - 1, INLINE, INLINE + 1, 255] {
+            let name = vec![0xff; length];
+            assert_eq!(ShortName::new(&name).bytes(), name);
+        }
+    }
+
+    #[test]
+    fn a_deep_chain_is_dropped_without_recursion() {
+        let mut last = node(0, None);
+        for ino in 1..500_000 {
+            last = node(ino, below(&last, b"d"));
+        }
+        drop(last);
+    }
+
+    #[test]
+    fn no_cycle_of_parents_can_be_made() {
+        let root = node(0, None);
+        let a = node(1, below(&root, b"a"));
+        let b = node(2, below(&a, b"b"));
+        // Seen later as a below b (moved outside meanwhile): learning that would make each the other's parent.
+        let moved = node(1, below(&b, b"a"));
+        a.adopt(&moved, false);
+        assert_eq!(a.place().unwrap().name.bytes(), b"a");
+        assert!(Arc::ptr_eq(&a.place().unwrap().parent, &root));
+        let elsewhere = node(2, below(&root, b"b"));
+        b.adopt(&elsewhere, false);
+        assert!(Arc::ptr_eq(&b.place().unwrap().parent, &root));
+    }
+
+    #[test]
+    fn hard_links_keep_older_names_newest_first() {
+        let root = node(0, None);
+        let file = node(1, below(&root, b"0"));
+        for name in 1..20_u8 {
+            file.adopt(&node(1, below(&root, &[b'a' + name])), true);
+        }
+        file.adopt(&node(1, below(&root, &[b'a' + 18])), true);
+        let names: Vec<_> = file.places().iter().map(|place| place.name.bytes()[0] - b'a').collect();
+        assert_eq!(names, [18, 19, 17, 16, 15, 14, 13, 12]);
+        file.adopt(&node(1, below(&root, b"z")), false);
+        assert_eq!(file.places().len(), 1);
+    }
+}

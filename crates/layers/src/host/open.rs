@@ -1,0 +1,109 @@
+//! Opening files and asking them for their flags.
+//!
+//! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own appends; those served here go to the end
+//! of the file as the source sees it at that moment ([`super::file`]). `O_TRUNC` takes effect only after the identity has been checked.
+
+use super::{Shared, errno, file::HostFile, node::HostNode};
+use nacre_sys::{inode::proc_path, ioctls};
+use nacre_vfs::{Errno, Ioctl, Kind, OpenFlags, Opened, Result};
+use rustix::fs::{Mode, OFlags};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+impl Shared {
+    /// The flags for the source.
+    pub(super) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
+        let mut kept = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME | OFlags::LARGEFILE;
+        if self.options.forward_odirect.is_some() {
+            kept |= OFlags::DIRECT;
+        }
+        OFlags::from_bits_retain(flags.raw()) & kept
+    }
+
+    pub(super) fn open(self: &Arc<Shared>, node: &Arc<HostNode>, flags: OpenFlags) -> Result<Opened> {
+        match node.kind() {
+            Kind::File => {}
+            Kind::Block if self.options.block_devices => {}
+            Kind::Directory => return Err(Errno::EISDIR),
+            Kind::Symlink => return Err(Errno::ELOOP),
+            // The kernel opens these by itself.
+            _ => return Err(Errno::ENXIO),
+        }
+        let mut lower = self.lower_flags(flags);
+        if flags.truncates() && !flags.writes() {
+            lower = (lower - OFlags::RWMODE) | OFlags::RDWR;
+        }
+        let descriptor = match self.open_source(node, lower) {
+            Err(Errno::EPERM) if lower.contains(OFlags::NOATIME) => self.open_source(node, lower - OFlags::NOATIME),
+            other => other,
+        }?;
+        if flags.truncates() {
+            rustix::fs::ftruncate(&descriptor, 0).map_err(errno)?;
+        }
+        Ok(self.opened(node, descriptor, flags))
+    }
+
+    fn open_source(&self, node: &Arc<HostNode>, lower: OFlags) -> Result<OwnedFd> {
+        match self.open_checked(node, lower) {
+            // Somebody holds a lease on it and is being asked to give it up: that takes an open that waits.
+            Err(Errno::EAGAIN) => {
+                let pin = self.pin(node)?;
+                reopen(pin.fd(), lower)
+            }
+            Err(Errno::ESTALE) => reopen(node.any_open().ok_or(Errno::ESTALE)?.fd(), lower),
+            other => other,
+        }
+    }
+
+    /// An open file, remembered by its node.
+    pub(super) fn opened(self: &Arc<Shared>, node: &Arc<HostNode>, descriptor: OwnedFd, flags: OpenFlags) -> Opened {
+        let direct = if self.lower_flags(flags).contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
+        let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
+        let file =
+            Arc::new(HostFile::new(Arc::clone(node), descriptor, flags, direct, self.options.ioctl, Arc::clone(&self.locks), writing));
+        node.opened(&file);
+        file
+    }
+
+    pub(super) fn ioctl(&self, node: &Arc<HostNode>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        if !self.options.ioctl {
+            return Err(Errno::ENOTTY);
+        }
+        match node.kind() {
+            Kind::Directory => forward(self.open_directory(node)?.as_fd(), request, output),
+            Kind::File => forward(self.open_source(node, OFlags::RDONLY)?.as_fd(), request, output),
+            _ => Err(Errno::ENOTTY),
+        }
+    }
+}
+
+/// Opens the file behind a descriptor once more, with its own position and locks.
+pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
+    rustix::fs::open(proc_path(file), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty()).map_err(errno)
+}
+
+/// Forwards the commands whose argument is a plain value (file flags, extended flags, inode version); ENOTTY for all others.
+pub(super) fn forward(file: BorrowedFd<'_>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+    use ioctls::command;
+    let mut answer = |bytes: &[u8]| {
+        output.get_mut(..bytes.len()).ok_or(Errno::EINVAL)?.copy_from_slice(bytes);
+        Ok((0, bytes.len()))
+    };
+    match request.command {
+        command::GET_FLAGS => answer(&ioctls::flags(file)?.to_ne_bytes()),
+        command::GET_VERSION => answer(&ioctls::version(file)?.to_ne_bytes()),
+        command::GET_EXTENDED => answer(&ioctls::extended(file)?),
+        command::SET_FLAGS => {
+            let value = request.input.first_chunk().ok_or(Errno::EINVAL)?;
+            ioctls::set_flags(file, u32::from_ne_bytes(*value))?;
+            Ok((0, 0))
+        }
+        command::SET_EXTENDED => {
+            ioctls::set_extended(file, request.input.first_chunk().ok_or(Errno::EINVAL)?)?;
+            Ok((0, 0))
+        }
+        _ => Err(Errno::ENOTTY),
+    }
+}

@@ -1,0 +1,111 @@
+//! Removing and renaming, and what both mean for links that are shown as their targets.
+//!
+//! The targets of such links may lie anywhere; what is removed or replaced there is reached through the real directory of the target, found by
+//! following the link once, and only if that directory's entry still is the file that the link led to.
+
+use super::{Shared, errno, locate::is_gone, stat};
+use crate::spec::SymlinkDeletion;
+use nacre_vfs::{Errno, Kind, Name, Node, RenameFlags, Result};
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::{
+    ffi::OsStr,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::PathBuf,
+};
+
+/// Where the target of a link really lies.
+struct Target {
+    directory: OwnedFd,
+    name: Vec<u8>,
+    kind: Kind,
+}
+
+impl Target {
+    fn remove(&self) -> Result<()> {
+        let flags = if self.kind == Kind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        rustix::fs::unlinkat(&self.directory, self.name.as_slice(), flags).map_err(errno)
+    }
+}
+
+/// Follows a link to its target's real directory and name.
+fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
+    let target = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+    let statx = stat::of_file(target.as_fd())?;
+    let path = rustix::fs::readlink(nacre_sys::inode::proc_path(target.as_fd()), Vec::new()).map_err(errno)?;
+    let path = PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes()));
+    let (Some(parent), Some(last)) = (path.parent(), path.file_name()) else { return Err(Errno::EBUSY) };
+    let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+    if stat::id(&stat::of_name(parent.as_fd(), last.as_bytes())?) != stat::id(&statx) {
+        return Err(Errno::ESTALE);
+    }
+    Ok(Target { directory: parent, name: last.as_bytes().to_vec(), kind: stat::kind(&statx)? })
+}
+
+impl Shared {
+    pub(super) fn unlink(&self, parent: &Node, name: Name<'_>) -> Result<()> {
+        let (_, held) = self.enter(parent)?;
+        if self.resolves_links() && is_link(held.fd(), name.bytes())? {
+            return self.remove_link(held.fd(), name.bytes());
+        }
+        rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::empty()).map_err(errno)
+    }
+
+    pub(super) fn rmdir(&self, parent: &Node, name: Name<'_>) -> Result<()> {
+        let (_, held) = self.enter(parent)?;
+        // A link to a directory looks like one, and is removed like one.
+        if self.resolves_links() && is_link(held.fd(), name.bytes())? {
+            return self.remove_link(held.fd(), name.bytes());
+        }
+        rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::REMOVEDIR).map_err(errno)
+    }
+
+    fn remove_link(&self, directory: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        let unlink = || rustix::fs::unlinkat(directory, name, AtFlags::empty()).map_err(errno);
+        match self.options.symlink_deletion {
+            SymlinkDeletion::SymlinkOnly => unlink(),
+            SymlinkDeletion::Deny => Err(Errno::EPERM),
+            SymlinkDeletion::SymlinkFirst => {
+                let target = target_of(directory, name);
+                unlink()?;
+                if let Err(error) = target.and_then(|target| target.remove()) {
+                    tracing::debug!(%error, "the target of a removed link stays");
+                }
+                Ok(())
+            }
+            SymlinkDeletion::TargetFirst => {
+                match target_of(directory, name).and_then(|target| target.remove()) {
+                    Err(error) if !is_gone(error) => return Err(error),
+                    _ => {}
+                }
+                unlink()
+            }
+        }
+    }
+
+    pub(super) fn rename(&self, from: (&Node, Name<'_>), to: (&Node, Name<'_>), flags: RenameFlags) -> Result<()> {
+        let (_, old) = self.enter(from.0)?;
+        let (new_parent, new) = self.enter(to.0)?;
+        self.watch.before_names(&new_parent, new.fd());
+        let (old_name, new_name) = (from.1.bytes(), to.1.bytes());
+        let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
+        if self.resolves_links() && flags.is_empty() && matches!(is_link(new.fd(), new_name), Ok(true)) {
+            // Onto a link: what it shows is replaced, the link stays.
+            match target_of(new.fd(), new_name) {
+                Ok(target) => {
+                    let onto = (&target.directory, OsStr::from_bytes(&target.name));
+                    return rustix::fs::renameat_with(old.fd(), old_name, onto.0, onto.1, flags).map_err(errno);
+                }
+                Err(error) if is_gone(error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno)
+    }
+}
+
+fn is_link(directory: BorrowedFd<'_>, name: &[u8]) -> Result<bool> {
+    Ok(stat::kind(&stat::of_name(directory, name)?)? == Kind::Symlink)
+}

@@ -1,0 +1,109 @@
+//! `statx(2)` answers turned into identities and attributes. Pure but for the calls themselves.
+
+use nacre_vfs::{Attr, Errno, FileId, Kind, Result, Time};
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+use std::os::fd::BorrowedFd;
+
+/// Everything that an attribute needs, in one call.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this bit.
+const RESOLVED: u64 = 1 << 63;
+
+/// The error number of a call.
+pub(super) fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+/// What stands under a name in a directory; a link at the end is itself, not its target.
+pub(super) fn of_name(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
+    rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map_err(errno)
+}
+
+/// The same, without making an automounter work.
+pub(super) fn of_name_quietly(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
+    rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, WANTED).map_err(errno)
+}
+
+/// What a name leads to, links followed.
+pub(super) fn of_target(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Statx> {
+    rustix::fs::statx(directory, name, AtFlags::empty(), WANTED).map_err(errno)
+}
+
+/// The file behind a descriptor.
+pub(super) fn of_file(file: BorrowedFd<'_>) -> Result<Statx> {
+    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, WANTED).map_err(errno)
+}
+
+/// A device number as the kernel keeps it: 12 bits of major, 20 of minor.
+pub(super) fn device(statx: &Statx) -> u32 {
+    statx.stx_dev_major << 20 | statx.stx_dev_minor & 0xf_ffff
+}
+
+/// The device number as `st_dev` shows it.
+pub(super) fn user_device(device: u32) -> u64 {
+    rustix::fs::makedev(device >> 20, device & 0xf_ffff)
+}
+
+/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth time.
+fn generation(statx: &Statx) -> u64 {
+    birth(statx).map_or(0, |time| time.sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.nsec)))
+}
+
+fn birth(statx: &Statx) -> Option<Time> {
+    (statx.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| time(statx.stx_btime))
+}
+
+fn time(stamp: StatxTimestamp) -> Time {
+    Time { sec: stamp.tv_sec, nsec: stamp.tv_nsec }
+}
+
+/// The identity of a file.
+pub(super) fn id(statx: &Statx) -> FileId {
+    FileId { fs: user_device(device(statx)), ino: statx.stx_ino, generation: generation(statx) }
+}
+
+/// The identity of a link that is shown as its target: a file of its own (the target is one, too, and the door must not take the two for
+/// one directory), under the target's inode number.
+pub(super) fn resolved_id(link: &Statx, target: &Statx) -> FileId {
+    let mut digest = 0xcbf2_9ce4_8422_2325_u64;
+    for part in [link.stx_ino, generation(link), u64::from(device(target)), generation(target)] {
+        // FNV-1a over words.
+        digest = (digest ^ part).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
+    }
+    FileId { fs: user_device(device(link)) | RESOLVED, ino: target.stx_ino, generation: digest }
+}
+
+/// Whether an identity is that of a link shown as its target.
+pub(super) fn is_resolved(id: FileId) -> bool {
+    id.fs & RESOLVED != 0
+}
+
+/// The type of a file.
+///
+/// # Errors
+/// EIO for a type that Linux does not have.
+pub(super) fn kind(statx: &Statx) -> Result<Kind> {
+    Kind::from_mode(u32::from(statx.stx_mode)).ok_or(Errno::EIO)
+}
+
+/// The attributes of a file, under the identity by which it is known.
+pub(super) fn attr(statx: &Statx, id: FileId) -> Result<Attr> {
+    Ok(Attr {
+        id,
+        kind: kind(statx)?,
+        mode: u32::from(statx.stx_mode) & 0o7777,
+        nlink: statx.stx_nlink,
+        uid: statx.stx_uid,
+        gid: statx.stx_gid,
+        rdev_major: statx.stx_rdev_major,
+        rdev_minor: statx.stx_rdev_minor,
+        size: statx.stx_size,
+        blocks: statx.stx_blocks,
+        blksize: statx.stx_blksize,
+        atime: time(statx.stx_atime),
+        mtime: time(statx.stx_mtime),
+        ctime: time(statx.stx_ctime),
+        btime: birth(statx),
+    })
+}

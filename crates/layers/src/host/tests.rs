@@ -1,0 +1,158 @@
+//! The host layer against the host itself: every operation through [`Layer`], next to the native call where there is one.
+
+mod creation;
+mod files;
+mod identity;
+mod links;
+mod listings;
+mod parity;
+mod watching;
+
+use super::{Directories, Host, HostNode, HostOptions};
+use crate::spec::HostCoherence;
+use nacre_vfs::{
+    Attr, Caller, Entry, Errno, FileId, Kind, Layer, LockOwner, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, XattrFlags,
+};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+use tempfile::TempDir;
+
+const USER: Caller = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0o022 };
+
+/// What a door does: one node per file, kept current by `adopt`.
+struct Door {
+    host: Host,
+    nodes: Mutex<HashMap<FileId, Node>>,
+    source: TempDir,
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn name(bytes: &[u8]) -> Name<'_> {
+    Name::new(bytes).unwrap()
+}
+
+impl Door {
+    fn new() -> Door {
+        Door::with(|_| {}, Directories::default_budget())
+    }
+
+    fn with(change: impl FnOnce(&mut HostOptions), budget: usize) -> Door {
+        let source = TempDir::new().unwrap();
+        let mut options = HostOptions::new(source.path());
+        options.coherence = HostCoherence::Revalidate;
+        change(&mut options);
+        let host = Host::with_budget(options, budget).unwrap();
+        Door { host, nodes: Mutex::default(), source }
+    }
+
+    fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.source.path().join(path)
+    }
+
+    /// The node to go on with.
+    fn known(&self, entry: Entry) -> Entry {
+        let mut nodes = self.nodes.lock().unwrap();
+        let node = nodes.entry(entry.attr.id).or_insert_with(|| entry.node.clone()).clone();
+        self.host.adopt(&node, &entry.node);
+        Entry { node, attr: entry.attr }
+    }
+
+    fn root(&self) -> Node {
+        self.known(self.host.root().unwrap()).node
+    }
+
+    /// Looks a path up, component by component.
+    fn find(&self, path: &str) -> Result<Entry> {
+        let mut entry = self.known(self.host.root()?);
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            entry = self.known(self.host.lookup(&Caller::ROOT, &entry.node, Name::new(part.as_bytes())?)?);
+        }
+        Ok(entry)
+    }
+
+    /// The directory and the last name of a path.
+    fn split<'a>(&self, path: &'a str) -> Result<(Node, Name<'a>)> {
+        let (parent, last) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = self.find(parent)?;
+        // As a path walk would notice.
+        if parent.attr.kind != Kind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok((parent.node, Name::new(last.as_bytes())?))
+    }
+
+    fn create(&self, caller: &Caller, path: &str, mode: u32, flags: u32) -> Result<(Entry, Opened)> {
+        let (parent, name) = self.split(path)?;
+        let (entry, file) = self.host.create(caller, &parent, name, mode, OpenFlags(flags))?;
+        Ok((self.known(entry), file))
+    }
+
+    fn mkdir(&self, caller: &Caller, path: &str, mode: u32) -> Result<Entry> {
+        let (parent, name) = self.split(path)?;
+        Ok(self.known(self.host.mkdir(caller, &parent, name, mode)?))
+    }
+
+    fn unlink(&self, path: &str) -> Result<()> {
+        let (parent, name) = self.split(path)?;
+        self.host.unlink(&Caller::ROOT, &parent, name)
+    }
+
+    fn rmdir(&self, path: &str) -> Result<()> {
+        let (parent, name) = self.split(path)?;
+        self.host.rmdir(&Caller::ROOT, &parent, name)
+    }
+
+    fn rename(&self, from: &str, to: &str, flags: u32) -> Result<()> {
+        let (parent, old) = self.split(from)?;
+        let (new_parent, new) = self.split(to)?;
+        self.host.rename(&Caller::ROOT, &parent, old, &new_parent, new, RenameFlags(flags))?;
+        for (parent, name) in [(parent, old), (new_parent, new)] {
+            if let Ok(entry) = self.host.lookup(&Caller::ROOT, &parent, name) {
+                self.known(entry);
+            }
+        }
+        Ok(())
+    }
+
+    fn link(&self, from: &str, to: &str) -> Result<Entry> {
+        let node = self.find(from)?.node;
+        let (parent, name) = self.split(to)?;
+        Ok(self.known(self.host.link(&Caller::ROOT, &node, None, &parent, name)?))
+    }
+
+    fn open(&self, path: &str, flags: u32) -> Result<Opened> {
+        self.host.open(&Caller::ROOT, &self.find(path)?.node, OpenFlags(flags))
+    }
+
+    fn getattr(&self, node: &Node) -> Result<Attr> {
+        self.host.getattr(&Caller::ROOT, node, None)
+    }
+
+    fn setattr(&self, path: &str, change: SetAttr) -> Result<Attr> {
+        self.host.setattr(&Caller::ROOT, &self.find(path)?.node, None, &change)
+    }
+}
+
+/// The bytes of a file by a path of the host itself.
+fn native(path: impl AsRef<Path>) -> Vec<u8> {
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn the_parts_of_the_fixture_agree() {
+    let door = Door::new();
+    assert!(door.root().get::<HostNode>().unwrap().is_root());
+    assert_eq!(door.find("missing").unwrap_err(), Errno::ENOENT);
+    let nobody = LockOwner(0);
+    let (_, file) = door.create(&Caller::ROOT, "file", 0o600, 0o2).unwrap();
+    file.write(b"content", 0).unwrap();
+    file.flush(nobody).unwrap();
+    assert_eq!(native(door.path("file")), b"content");
+    door.host.setxattr(&Caller::ROOT, &door.root(), b"user.x", b"y", XattrFlags::default()).unwrap();
+}

@@ -1,0 +1,312 @@
+//! Noticing what others change below, and saying how long answers stay true.
+//!
+//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]); one thread
+//! sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
+//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing;
+//! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
+//! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
+//!
+//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that leaves the watched part, drop everything. Stores to
+//! a shared mapping are noticed when the file is closed, as the kernel tells nothing earlier.
+
+mod event_loop;
+mod inotify;
+
+use super::{
+    Shared, hosted,
+    locate::Found,
+    node::{HostNode, Place},
+    stat,
+};
+use crate::spec::HostCoherence;
+use inotify::DirectoryWatches;
+use nacre_sys::fanotify;
+use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{Mode, OFlags};
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, OnceLock, mpsc::Sender},
+    thread::JoinHandle,
+};
+
+pub(super) use inotify::Lease;
+
+/// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file systems' own headers).
+const LOCAL: [u32; 22] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // xfs
+    0x9123_683e, // btrfs
+    0x0102_1994, // tmpfs
+    0x8584_58f6, // ramfs
+    0xf2f5_2010, // f2fs
+    0xca45_1a4e, // bcachefs
+    0x2fc1_2fc1, // zfs
+    0x794c_7630, // overlayfs
+    0x4d44,      // fat
+    0x2011_bab0, // exfat
+    0x7366_746e, // ntfs3
+    0x5346_544e, // ntfs
+    0x3153_464a, // jfs
+    0x3434,      // nilfs
+    0x5265_4973, // reiserfs
+    0x9660,      // iso9660
+    0x1501_3346, // udf
+    0x7371_7368, // squashfs
+    0xe0f5_e1e2, // erofs
+    0x4244,      // hfs
+    0x482b,      // hfsplus
+];
+
+/// Storage that looks at the ids of every call: network file systems and FUSE.
+const REMOTE: [u32; 9] = [
+    0x6969,      // nfs
+    0xff53_4d42, // cifs
+    0xfe53_4d42, // smb2
+    0x6573_5546, // fuse
+    0x0102_1997, // 9p
+    0x00c3_6400, // ceph
+    0x5346_414f, // afs
+    0x7375_7245, // coda
+    0x0bd0_0bd0, // lustre
+];
+
+fn magic(file: BorrowedFd<'_>) -> Option<u32> {
+    // Only the low 32 bits are the number, on every architecture.
+    rustix::fs::fstatfs(file).ok().and_then(|figures| u32::try_from(figures.f_type as u64 & 0xffff_ffff).ok())
+}
+
+/// Whether a file lies on storage that looks at the ids of every call.
+pub(super) fn is_remote(file: BorrowedFd<'_>) -> bool {
+    magic(file).is_some_and(|magic| REMOTE.contains(&magic))
+}
+
+/// How one file system is watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Method {
+    /// As a whole.
+    Marked,
+    /// Directory by directory.
+    Directories,
+    /// Not.
+    Unseen,
+}
+
+/// What is known of the watching of one source.
+pub(super) struct Watch {
+    root_device: u32,
+    running: OnceLock<Running>,
+}
+
+/// The running watcher.
+struct Running {
+    group: Option<OwnedFd>,
+    directories: Option<Arc<DirectoryWatches>>,
+    root_method: Method,
+    /// The other file systems met so far, by device.
+    others: RwLock<HashMap<u32, Method>>,
+    /// An open file of each marked file system, by the id that its events carry.
+    mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
+    /// Files that are open for writing through us: their own writes must not empty the caches in front of them.
+    writers: Mutex<HashMap<FileId, usize>>,
+    /// Ends the thread when written to.
+    stop: OwnedFd,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Running {
+    fn method(&self, watch: &Watch, device: u32) -> Option<Method> {
+        if device == watch.root_device { Some(self.root_method) } else { self.others.read().get(&device).copied() }
+    }
+
+    /// Watches the file system of `file` (not an `O_PATH` descriptor) in the best way there is.
+    fn watch_file_system(&self, file: OwnedFd) -> Method {
+        if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
+            return Method::Unseen;
+        }
+        if let Some(group) = &self.group {
+            match event_loop::mark(group.as_fd(), file.as_fd()) {
+                Ok(id) => {
+                    self.mounts.lock().insert(id, Arc::new(file));
+                    return Method::Marked;
+                }
+                Err(error) => tracing::debug!(%error, "a file system cannot be marked as a whole"),
+            }
+        }
+        if self.directories.is_some() { Method::Directories } else { Method::Unseen }
+    }
+}
+
+impl Watch {
+    pub(super) fn new(root_device: u32) -> Watch {
+        Watch { root_device, running: OnceLock::new() }
+    }
+
+    /// How the source itself is watched, for people.
+    pub(super) fn method(&self) -> &'static str {
+        match self.running.get().map(|running| running.root_method) {
+            Some(Method::Marked) => "fanotify",
+            Some(Method::Directories) => "inotify",
+            Some(Method::Unseen) | None => "none",
+        }
+    }
+
+    /// Called before names are read in a directory.
+    pub(super) fn before_names(&self, directory: &Arc<HostNode>, descriptor: BorrowedFd<'_>) {
+        let Some(running) = self.running.get() else { return };
+        if let Some(directories) = &running.directories
+            && running.method(self, directory.device()) == Some(Method::Directories)
+            && !directory.is_watched()
+        {
+            directories.add(directory, descriptor);
+        }
+    }
+
+    /// Called with what was found under a name: true where it lies on a file system that is only now being watched, so that it has
+    /// to be examined once more.
+    pub(super) fn cover(&self, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> bool {
+        let Some(running) = self.running.get() else { return false };
+        if running.method(self, found.device).is_some() {
+            return false;
+        }
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let openable = matches!(stat::kind(&found.statx), Ok(Kind::Directory | Kind::File));
+        let opened = if openable { rustix::fs::openat(directory, name, flags, Mode::empty()).ok() } else { None };
+        // Only what is still the same file system may stand for it.
+        let opened = opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
+        let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(file));
+        running.others.write().insert(found.device, method);
+        method == Method::Marked
+    }
+
+    /// A file was opened for writing through us. Answers whether [`Watch::written`] is to be told of the end.
+    pub(super) fn writing(&self, node: &HostNode) -> bool {
+        let Some(running) = self.running.get() else { return false };
+        if running.method(self, node.device()) != Some(Method::Directories) {
+            return false;
+        }
+        *running.writers.lock().entry(node.id()).or_insert(0) += 1;
+        true
+    }
+
+    /// The end of what [`Watch::writing`] began.
+    pub(super) fn written(&self, id: FileId) {
+        let Some(running) = self.running.get() else { return };
+        let mut writers = running.writers.lock();
+        if let Some(count) = writers.get_mut(&id) {
+            *count -= 1;
+            if *count == 0 {
+                writers.remove(&id);
+            }
+        }
+    }
+
+    /// How many directories are watched one by one.
+    #[cfg(test)]
+    pub(super) fn directory_count(&self) -> usize {
+        self.running.get().and_then(|running| running.directories.as_ref()).map_or(0, |directories| directories.len())
+    }
+
+    fn is_written(&self, id: FileId) -> bool {
+        self.running.get().is_some_and(|running| running.writers.lock().contains_key(&id))
+    }
+
+    /// Ends the thread and waits for its end.
+    pub(super) fn stop(&self) {
+        let Some(running) = self.running.get() else { return };
+        let Some(thread) = running.thread.lock().take() else { return };
+        if rustix::io::write(&running.stop, &1_u64.to_ne_bytes()).is_ok() && thread.join().is_err() {
+            tracing::error!("the watcher of a source had failed");
+        }
+    }
+
+    fn names(&self, running: &Running, directory: &HostNode) -> bool {
+        match running.method(self, directory.device()) {
+            // Events name the target of a resolved link, not the link.
+            Some(Method::Marked) => !directory.is_resolved(),
+            Some(Method::Directories) => directory.is_watched(),
+            Some(Method::Unseen) | None => false,
+        }
+    }
+
+    fn attributes(&self, running: &Running, node: &HostNode, links: u32) -> bool {
+        if node.is_resolved() {
+            return false;
+        }
+        match running.method(self, node.device()) {
+            Some(Method::Marked) => true,
+            Some(Method::Directories) => {
+                let by_parent = match node.place() {
+                    Some(Place { parent, .. }) => parent.is_watched(),
+                    None => node.is_root(),
+                };
+                match node.kind() {
+                    Kind::Directory => by_parent && node.is_watched(),
+                    // A change through another name would be seen under that name only.
+                    _ => by_parent && links == 1 && !self.is_written(node.id()),
+                }
+            }
+            Some(Method::Unseen) | None => false,
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        let running = match self.options.coherence {
+            HostCoherence::Exclusive => return Coherence::Exclusive,
+            HostCoherence::Revalidate => return Coherence::Shared,
+            HostCoherence::Watch => self.watch.running.get(),
+        };
+        let Some(running) = running else { return Coherence::Shared };
+        let watched = match scope {
+            Scope::Names(node) => hosted(node).is_ok_and(|node| self.watch.names(running, &node)),
+            Scope::Attributes(node, attr) => hosted(node).is_ok_and(|node| self.watch.attributes(running, &node, attr.nlink)),
+        };
+        if watched { Coherence::Watched } else { Coherence::Shared }
+    }
+}
+
+/// Starts watching, where the options ask for it. Where it cannot be done, every answer is [`Coherence::Shared`].
+pub(super) fn start(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
+    if shared.options.coherence != HostCoherence::Watch {
+        return;
+    }
+    let group = fanotify::open().inspect_err(|error| tracing::debug!(%error, "no fanotify, directories are watched one by one")).ok();
+    if let Err(error) = try_start(shared, group, channel) {
+        tracing::warn!(%error, source = %shared.options.source.display(), "cannot watch for changes; answers are asked for anew each time");
+    }
+}
+
+/// Starts watching as without privileges.
+#[cfg(test)]
+pub(super) fn start_by_directories(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
+    try_start(shared, None, channel).unwrap();
+}
+
+fn try_start(shared: &Arc<Shared>, group: Option<OwnedFd>, channel: Sender<Invalidation>) -> std::io::Result<()> {
+    let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    let directories = DirectoryWatches::new().map(Arc::new).ok();
+    let mut running = Running {
+        group,
+        directories,
+        root_method: Method::Unseen,
+        others: RwLock::default(),
+        mounts: Mutex::default(),
+        writers: Mutex::default(),
+        stop,
+        thread: Mutex::default(),
+    };
+    let root = shared.open_directory(&shared.root).map_err(|error| std::io::Error::from_raw_os_error(error.raw()))?;
+    running.root_method = running.watch_file_system(root);
+    if shared.watch.running.set(running).is_err() {
+        return Err(std::io::Error::other("already watching"));
+    }
+    let Some(running) = shared.watch.running.get() else { return Ok(()) };
+    let weak = Arc::downgrade(shared);
+    let sources = event_loop::Sources::of(running)?;
+    let thread = std::thread::Builder::new().name("nacre-watch".into()).spawn(move || event_loop::run(&sources, &weak, &channel))?;
+    *running.thread.lock() = Some(thread);
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! The filter `remap`: other owners, modes and rules over what is below. Everything that bindfs does to attributes, and more.
+//!
+//! Made by the stack builder. The rules behind it can be replaced while it serves ([`Remap::replace`]); each operation sees one set of
+//! rules per hook. Invariants:
+//! * nothing but the rules decides: no state about files is kept;
+//! * attributes change in one function ([`Rules`]`::show`), in this order: change time, map, offset, forced owner, block devices, mirror,
+//!   link count, permission rules, realistic permissions.
+
+pub mod acl;
+pub mod hide;
+pub mod id_map;
+pub mod members;
+pub mod owner;
+mod passwd;
+pub mod perms;
+pub mod policy;
+mod realistic;
+mod rules;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use rules::{Rules, RulesError};
+
+use crate::delegate::forward;
+use arc_swap::ArcSwap;
+use nacre_vfs::{
+    AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags, Opened, Result,
+    SetAttr,
+};
+use rules::{Creator, KindRules};
+use std::{any::Any, sync::Arc};
+
+const PERMISSIONS: u32 = 0o777;
+
+/// The filter.
+#[derive(Debug)]
+pub struct Remap {
+    rules: ArcSwap<Rules>,
+}
+
+impl Remap {
+    /// A filter with these rules.
+    pub fn new(rules: Rules) -> Remap {
+        Remap { rules: ArcSwap::from_pointee(rules) }
+    }
+
+    /// Puts other rules in place, at once for all new operations. What callers have cached above has to be dropped by the one who
+    /// calls this.
+    pub fn replace(&self, rules: Rules) {
+        self.rules.store(Arc::new(rules));
+    }
+}
+
+impl Rules {
+    /// Rewrites attributes as callers shall see them.
+    fn show(&self, caller: &Caller, attr: &mut Attr) -> Result<()> {
+        let rules = self.kinds.get(attr.kind);
+        let below = *attr;
+        if self.ctime_from_mtime {
+            attr.ctime = attr.mtime;
+        }
+        attr.uid = match rules.force_user {
+            Some(user) => user,
+            None => self.owners.users.shown(attr.uid)?,
+        };
+        attr.gid = match rules.force_group {
+            Some(group) => group,
+            None => self.owners.groups.shown(attr.gid)?,
+        };
+        // Before the callers are told apart: the type of a file must not depend on who asks.
+        if let (Kind::Block, Some(devices)) = (attr.kind, &self.block_devices) {
+            attr.size = devices.size(attr.rdev_major, attr.rdev_minor).unwrap_or(0);
+            attr.blocks = attr.size.div_ceil(512);
+            (attr.kind, attr.rdev_major, attr.rdev_minor) = (Kind::File, 0, 0);
+        }
+        if let Some(mirror) = &self.mirror {
+            if mirror.members.contain(caller) {
+                attr.uid = caller.uid;
+            } else if mirror.only && caller.uid != 0 {
+                attr.mode &= !PERMISSIONS;
+                return Ok(());
+            }
+        }
+        if self.hide_hard_links {
+            attr.nlink = 1;
+        }
+        if attr.kind != Kind::Symlink {
+            attr.mode = self.shown_mode(rules, &below, below.mode);
+        }
+        Ok(())
+    }
+
+    /// The mode that is shown for `mode` of an object that is `below` otherwise.
+    fn shown_mode(&self, rules: &KindRules, below: &Attr, mode: u32) -> u32 {
+        let mode = rules.perms.apply(mode, below.kind == Kind::Directory);
+        match &self.realistic {
+            Some(mounter) => mode & !((!realistic::access(mounter, below) & 7) * 0o111),
+            None => mode,
+        }
+    }
+
+    /// Whom a new object shall belong to below.
+    fn owner_of_new(&self, caller: &mut Caller, kind: Kind) -> Result<()> {
+        let rules = self.kinds.get(kind);
+        let uid = match (rules.create_for_user, &self.creator) {
+            (Some(user), _) => user,
+            (None, Creator::Mounter(uid, _)) => *uid,
+            (None, Creator::Caller) => self.owners.users.stored(caller.uid)?,
+        };
+        let gid = match (rules.create_for_group, &self.creator) {
+            (Some(group), _) => group,
+            (None, Creator::Mounter(_, gid)) => *gid,
+            (None, Creator::Caller) => self.owners.groups.stored(caller.gid)?,
+        };
+        (caller.uid, caller.gid) = (uid, gid);
+        Ok(())
+    }
+}
+
+impl Filter for Remap {
+    fn name(&self) -> &'static str {
+        "remap"
+    }
+
+    fn describe(&self) -> Description {
+        Description { settings: self.rules.load().settings.clone(), ..Description::new("remap") }
+    }
+
+    fn allow(&self, _caller: &Caller, op: &Op<'_>) -> Result<()> {
+        self.rules.load().policies.allow(op)
+    }
+
+    fn visible(&self, name: Name<'_>) -> bool {
+        !self.rules.load().hidden.hides(name)
+    }
+
+    fn new_down(&self, caller: &mut Caller, creation: &mut Creation) -> Result<()> {
+        let rules = self.rules.load();
+        let perms = &rules.kinds.get(creation.kind).create_with_perms;
+        if !perms.is_empty() && creation.kind != Kind::Symlink {
+            // The rules have the last word: they see the mode after the umask, which then has done its work.
+            creation.mode = perms.apply(creation.mode & !caller.umask, creation.kind == Kind::Directory);
+            caller.umask = 0;
+        }
+        rules.owner_of_new(caller, creation.kind)
+    }
+
+    fn change_down(&self, _caller: &Caller, change: &mut SetAttr, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+        let rules = self.rules.load();
+        let filter = rules.filters_modes.then_some(|kind| &rules.kinds.get(kind).chmod_filter);
+        rules.policies.change(&rules.owners, filter, change, before)
+    }
+
+    fn attr_up(&self, caller: &Caller, attr: &mut Attr) -> Result<()> {
+        self.rules.load().show(caller, attr)
+    }
+
+    fn protects_targets(&self) -> bool {
+        self.rules.load().policies.replace_deny
+    }
+
+    fn rewrites_xattr(&self, name: &[u8]) -> bool {
+        acl::is_acl(name) && {
+            let rules = self.rules.load();
+            rules.rewrites_modes || !rules.owners.is_identity() || rules.filters_modes
+        }
+    }
+
+    fn xattr_down(&self, name: &[u8], value: &mut Vec<u8>, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+        let rules = self.rules.load();
+        acl::translate(value, |id| rules.owners.users.stored(id), |id| rules.owners.groups.stored(id))?;
+        if name == acl::ACCESS && rules.filters_modes {
+            let kind = before()?.kind;
+            let filter = &rules.kinds.get(kind).chmod_filter;
+            acl::rewrite(value, |mode| filter.apply(mode, kind == Kind::Directory))?;
+        }
+        Ok(())
+    }
+
+    fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
+        let rules = self.rules.load();
+        acl::translate(value, |id| rules.owners.users.shown(id), |id| rules.owners.groups.shown(id))?;
+        if name == acl::ACCESS && rules.rewrites_modes {
+            let below = attr()?;
+            acl::rewrite(value, |mode| rules.shown_mode(rules.kinds.get(below.kind), &below, mode))?;
+        }
+        Ok(())
+    }
+
+    fn open_down(&self, _caller: &Caller, flags: &mut OpenFlags, before: Option<&mut dyn FnMut() -> Result<Attr>>) -> Result<()> {
+        self.rules.load().policies.open(flags, before)
+    }
+
+    fn file_up(&self, file: Opened, _flags: OpenFlags) -> Opened {
+        if self.rules.load().policies.truncate_deny { Arc::new(NeverShorter { below: file }) } else { file }
+    }
+
+    fn coherence_up(&self, below: Coherence) -> Coherence {
+        if self.rules.load().mirror.is_some() { below.max(Coherence::PerCaller) } else { below }
+    }
+
+    fn acls_up(&self, below: bool) -> bool {
+        below && self.rules.load().policies.xattr != crate::spec::XattrPolicy::None
+    }
+}
+
+/// An open file that cannot be made shorter (`truncate-deny`). Its bytes are the lower file's, so passthrough stays possible.
+struct NeverShorter {
+    below: Opened,
+}
+
+/// `FALLOC_FL_COLLAPSE_RANGE`.
+const COLLAPSE_RANGE: u32 = 0x08;
+
+impl OpenFile for NeverShorter {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        if mode.0 & COLLAPSE_RANGE != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
+    }
+
+    forward! { inner read write flush fsync seek copy_to test_lock set_lock flock ioctl backing }
+}

@@ -1,0 +1,203 @@
+//! Who belongs to a `mirror` list: users, and members of groups.
+//!
+//! Nobody is enumerated. A caller belongs to `@group` where its file-system group or a supplementary group of its process is that group, or where
+//! the databases of users and groups say so for its user id (a directory service is asked about this one user, once). Answers about
+//! user ids are kept until the rules are replaced; answers about processes for a second, since processes change their groups. Both
+//! tables are bounded. A question that fails counts as "no" for this request only.
+
+use crate::{
+    accounts::{self, Accounts, Processes},
+    clock::Clock,
+};
+use hashbrown::{HashMap, HashSet};
+use nacre_vfs::Caller;
+use parking_lot::Mutex;
+use std::{fmt, sync::Arc, time::Duration};
+
+/// Entries of each table; a full one is emptied.
+const CACHE_LIMIT: usize = 4096;
+/// How long the groups of a process are believed.
+const PROCESS_TTL: Duration = Duration::from_secs(1);
+
+/// A list as written, resolved to numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberList {
+    users: HashSet<u32>,
+    groups: HashSet<u32>,
+}
+
+impl MemberList {
+    /// Reads `user:@group,...`; empty items are left out.
+    ///
+    /// # Errors
+    /// Text for the user: a user or group that does not exist.
+    pub fn parse(text: &str, accounts: &dyn Accounts) -> Result<MemberList, String> {
+        let mut list = MemberList::default();
+        for item in text.split([',', ':']).filter(|item| !item.is_empty()) {
+            match item.strip_prefix('@') {
+                // An "@" alone names nobody, as in bindfs; here it is a mistake to report.
+                Some(group) => list.groups.insert(accounts::group_id(accounts, group)?),
+                None => list.users.insert(accounts::user_id(accounts, item)?),
+            };
+        }
+        Ok(list)
+    }
+}
+
+/// A list that answers for callers.
+pub struct Members {
+    list: MemberList,
+    accounts: Arc<dyn Accounts>,
+    processes: Arc<dyn Processes>,
+    clock: Arc<dyn Clock>,
+    by_user: Mutex<HashMap<u32, bool>>,
+    by_process: Mutex<HashMap<(u32, u32), (Duration, bool)>>,
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Members").field(&self.list).finish()
+    }
+}
+
+impl Members {
+    /// Makes a list ready for questions.
+    pub fn new(list: MemberList, accounts: Arc<dyn Accounts>, processes: Arc<dyn Processes>, clock: Arc<dyn Clock>) -> Members {
+        Members { list, accounts, processes, clock, by_user: Mutex::default(), by_process: Mutex::default() }
+    }
+
+    /// Whether the caller is on the list.
+    pub fn contain(&self, caller: &Caller) -> bool {
+        if self.list.users.contains(&caller.uid) || self.list.groups.contains(&caller.gid) {
+            return true;
+        }
+        !self.list.groups.is_empty() && (self.account_belongs(caller.uid) || self.process_belongs(caller))
+    }
+
+    fn any(&self, groups: &[u32]) -> bool {
+        groups.iter().any(|group| self.list.groups.contains(group))
+    }
+
+    fn account_belongs(&self, uid: u32) -> bool {
+        if let Some(&known) = self.by_user.lock().get(&uid) {
+            return known;
+        }
+        // Asked without the lock: a directory service may take its time, and others shall not wait for it.
+        match self.accounts.groups_of(uid) {
+            Ok(groups) => {
+                let belongs = self.any(&groups);
+                let mut table = self.by_user.lock();
+                if table.len() >= CACHE_LIMIT {
+                    table.clear();
+                }
+                table.insert(uid, belongs);
+                belongs
+            }
+            Err(error) => {
+                tracing::warn!(uid, %error, "the groups of a user cannot be looked up; the user is taken for no member now");
+                false
+            }
+        }
+    }
+
+    fn process_belongs(&self, caller: &Caller) -> bool {
+        if caller.pid == 0 {
+            return false;
+        }
+        let (key, now) = ((caller.pid, caller.uid), self.clock.now());
+        if let Some(&(since, known)) = self.by_process.lock().get(&key)
+            && now.saturating_sub(since) < PROCESS_TTL
+        {
+            return known;
+        }
+        match self.processes.supplementary_groups(caller.pid) {
+            Ok(groups) => {
+                let belongs = self.any(&groups);
+                let mut table = self.by_process.lock();
+                if table.len() >= CACHE_LIMIT {
+                    table.clear();
+                }
+                table.insert(key, (now, belongs));
+                belongs
+            }
+            Err(error) => {
+                tracing::warn!(pid = caller.pid, %error, "the groups of a process cannot be read; it is taken for no member now");
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fakes::{FakeAccounts, FakeClock, FakeProcesses};
+
+    fn caller(uid: u32, gid: u32, pid: u32) -> Caller {
+        Caller { uid, gid, pid, umask: 0 }
+    }
+
+    fn members(text: &str, accounts: &Arc<FakeAccounts>, processes: &Arc<FakeProcesses>, clock: &Arc<FakeClock>) -> Members {
+        let list = MemberList::parse(text, &**accounts).unwrap();
+        Members::new(list, Arc::clone(accounts) as _, Arc::clone(processes) as _, Arc::clone(clock) as _)
+    }
+
+    #[test]
+    fn users_and_groups_belong() {
+        let (accounts, processes, clock) = Default::default();
+        let members = members("alice:@staff,77", &accounts, &processes, &clock);
+        assert!(members.contain(&caller(1000, 9, 0)), "listed by name");
+        assert!(members.contain(&caller(77, 9, 0)), "listed by number without an account");
+        assert!(members.contain(&caller(1001, 9, 0)), "bob is in staff by the database");
+        assert!(members.contain(&caller(5, 50, 0)), "runs with the group staff");
+        assert!(!members.contain(&caller(1002, 9, 0)));
+        processes.groups.lock().insert(400, vec![8, 50]);
+        assert!(members.contain(&caller(1002, 9, 400)), "supplementary group of the process");
+    }
+
+    #[test]
+    fn an_account_is_asked_once_and_a_process_once_a_second() {
+        let (accounts, processes, clock) = <(Arc<FakeAccounts>, Arc<FakeProcesses>, Arc<FakeClock>)>::default();
+        let members = members("@staff", &accounts, &processes, &clock);
+        processes.groups.lock().insert(7, vec![1]);
+        for _ in 0..3 {
+            assert!(!members.contain(&caller(1002, 9, 7)));
+        }
+        assert_eq!((accounts.asked(), processes.asked()), (1, 1));
+        processes.groups.lock().insert(7, vec![50]);
+        clock.advance(Duration::from_millis(1001));
+        assert!(members.contain(&caller(1002, 9, 7)));
+        assert_eq!((accounts.asked(), processes.asked()), (1, 2));
+    }
+
+    #[test]
+    fn a_failing_database_means_no_and_is_asked_again() {
+        let (accounts, processes, clock) = <(Arc<FakeAccounts>, Arc<FakeProcesses>, Arc<FakeClock>)>::default();
+        let members = members("@staff", &accounts, &processes, &clock);
+        accounts.fail(true);
+        assert!(!members.contain(&caller(1001, 9, 0)));
+        accounts.fail(false);
+        assert!(members.contain(&caller(1001, 9, 0)));
+    }
+
+    #[test]
+    fn tables_stay_bounded() {
+        let (accounts, processes, clock) = <(Arc<FakeAccounts>, Arc<FakeProcesses>, Arc<FakeClock>)>::default();
+        let members = members("@staff", &accounts, &processes, &clock);
+        for id in 10_000..20_000 {
+            assert!(!members.contain(&caller(id, 9, id)));
+        }
+        assert!(members.by_user.lock().len() <= CACHE_LIMIT && members.by_process.lock().len() <= CACHE_LIMIT);
+    }
+
+    #[test]
+    fn unknown_names_are_errors() {
+        let accounts = FakeAccounts::default();
+        for text in ["nobody-here", "@nobody-here", "alice:@", "4294967295"] {
+            assert!(MemberList::parse(text, &accounts).is_err(), "{text}");
+        }
+        for text in ["", ":", "alice:"] {
+            assert!(MemberList::parse(text, &accounts).is_ok(), "{text}");
+        }
+    }
+}

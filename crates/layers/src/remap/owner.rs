@@ -1,0 +1,102 @@
+//! Owners on the way up and down: map, then offset. Pure.
+//!
+//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An offset that leaves 0..=2^32-2 is EOVERFLOW for that one
+//! object; everything else goes on.
+
+use super::id_map::{ID_MAX, IdMap};
+use nacre_vfs::{Errno, Result};
+
+/// Translation of one kind of id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ids {
+    /// Applied first on the way up.
+    pub map: IdMap,
+    /// Added on the way up.
+    pub offset: i64,
+}
+
+fn shifted(id: u32, offset: i64) -> Result<u32> {
+    if offset == 0 {
+        return Ok(id);
+    }
+    let moved = i64::from(id).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
+    u32::try_from(moved).ok().filter(|&id| id <= ID_MAX).ok_or(Errno::EOVERFLOW)
+}
+
+impl Ids {
+    /// What a stored id appears as.
+    ///
+    /// # Errors
+    /// EOVERFLOW where the offset leads out of the range of ids.
+    pub fn shown(&self, stored: u32) -> Result<u32> {
+        shifted(self.map.shown(stored), self.offset)
+    }
+
+    /// The stored id that a shown one means.
+    ///
+    /// # Errors
+    /// EOVERFLOW where the offset leads out of the range of ids.
+    pub fn stored(&self, shown: u32) -> Result<u32> {
+        let moved = shifted(shown, self.offset.checked_neg().ok_or(Errno::EOVERFLOW)?)?;
+        Ok(self.map.stored(moved))
+    }
+
+    /// Whether nothing is translated.
+    pub fn is_identity(&self) -> bool {
+        self.offset == 0 && self.map.is_empty()
+    }
+}
+
+/// Translation of users and groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owners {
+    /// Users.
+    pub users: Ids,
+    /// Groups.
+    pub groups: Ids,
+}
+
+impl Owners {
+    /// Whether nothing is translated.
+    pub fn is_identity(&self) -> bool {
+        self.users.is_identity() && self.groups.is_identity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remap::id_map::MapRule;
+    use proptest::prelude::*;
+
+    fn offset(offset: i64) -> Ids {
+        Ids { map: IdMap::default(), offset }
+    }
+
+    #[test]
+    fn offsets_reach_every_id_and_no_further() {
+        assert_eq!(offset(1).shown(3_000_000_000), Ok(3_000_000_001));
+        assert_eq!(offset(1).shown(ID_MAX - 1), Ok(ID_MAX));
+        assert_eq!(offset(1).shown(ID_MAX), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(-1).shown(0), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(1).stored(0), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(i64::MAX).shown(1), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(i64::MIN).stored(1), Err(Errno::EOVERFLOW));
+    }
+
+    #[test]
+    fn the_map_comes_before_the_offset() {
+        let ids = Ids { map: IdMap::new(&[MapRule::One(5, 100)]).unwrap(), offset: 1000 };
+        assert_eq!((ids.shown(5), ids.stored(1100), ids.shown(6)), (Ok(1100), Ok(5), Ok(1006)));
+    }
+
+    proptest! {
+        #[test]
+        fn an_offset_there_and_back_is_nothing(by in -5_000_000_000i64..5_000_000_000, id in 0u32..=ID_MAX) {
+            let ids = offset(by);
+            if let Ok(shown) = ids.shown(id) {
+                prop_assert_eq!(ids.stored(shown), Ok(id));
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! From a specification to a running stack: the only place where layers are wired together.
+//!
+//! Called by the program and by tests. What can change while a stack serves (rules of `remap`, rates of `throttle`) is reached through
+//! [`Stack::reload`], which does everything or nothing.
+
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    context::Context,
+    host::{Host, HostOptions},
+    mem::Mem,
+    readonly::Readonly,
+    remap::{Remap, Rules},
+    spec::{HostSpec, LayerSpec, RemapSpec, SpecError, StackSpec, ThrottleSpec, XattrPolicy},
+    throttle::{Rates, Throttle},
+    trace::Trace,
+};
+use nacre_vfs::{Filtered, Layer};
+use parking_lot::Mutex;
+use std::{error::Error, fmt, sync::Arc};
+
+/// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildError(String);
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for BuildError {}
+
+impl From<SpecError> for BuildError {
+    fn from(error: SpecError) -> BuildError {
+        BuildError(error.to_string())
+    }
+}
+
+/// A built stack.
+pub struct Stack {
+    /// The uppermost layer: what doors serve.
+    pub layer: Arc<dyn Layer>,
+    /// Things that were left out without harm, as sentences for the user.
+    pub warnings: Vec<String>,
+    /// From the bottom up, one for each layer.
+    handles: Vec<Handle>,
+    spec: Mutex<StackSpec>,
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stack").field("spec", &self.spec.lock().to_line()).finish_non_exhaustive()
+    }
+}
+
+/// How a layer can be steered while it serves.
+enum Handle {
+    Fixed,
+    Remap(Arc<Remap>),
+    Throttle(Arc<Throttle>),
+}
+
+/// Names the layer in front of what is wrong with it.
+fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl fmt::Display>) -> Result<T, BuildError> {
+    result.map_err(|why| BuildError(format!("layer {} ({}): {why}", place + 1, layer.name())))
+}
+
+/// Builds a stack.
+///
+/// # Errors
+/// A stack that cannot stand, a source that cannot be opened, settings that are not understood.
+pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
+    spec.check()?;
+    let (mut warnings, mut handles) = (Vec::new(), Vec::new());
+    let mut top: Option<Arc<dyn Layer>> = None;
+    for (place, layer) in spec.layers.iter().enumerate() {
+        let (built, handle) = match (layer, top) {
+            (LayerSpec::Host(host), None) => (within(place, layer, open_host(host, spec))?, Handle::Fixed),
+            (LayerSpec::Mem(_), None) => (Arc::new(Mem::new()) as Arc<dyn Layer>, Handle::Fixed),
+            (filter, Some(below)) => within(place, layer, put(filter, below, context, &mut warnings))?,
+            (filter, None) => return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory")),
+        };
+        handles.push(handle);
+        top = Some(built);
+    }
+    match top {
+        Some(layer) => Ok(Stack { layer, warnings, handles, spec: Mutex::new(spec.clone()) }),
+        None => Err(BuildError("the stack is empty; begin it with a leaf such as host:/some/directory".to_owned())),
+    }
+}
+
+fn open_host(host: &HostSpec, spec: &StackSpec) -> Result<Arc<dyn Layer>, String> {
+    let options = HostOptions { block_devices: spec.layers.iter().any(shows_devices), ..HostOptions::from(host) };
+    match Host::open(options) {
+        Ok(host) => Ok(Arc::new(host)),
+        Err(error) => {
+            Err(format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display()))
+        }
+    }
+}
+
+/// The bytes of a device come from the leaf, so it has to know that they are wanted.
+fn shows_devices(layer: &LayerSpec) -> bool {
+    matches!(layer, LayerSpec::Remap(remap) if remap.block_devices_as_files)
+}
+
+fn put(
+    filter: &LayerSpec,
+    below: Arc<dyn Layer>,
+    context: &Context,
+    warnings: &mut Vec<String>,
+) -> Result<(Arc<dyn Layer>, Handle), Box<dyn Error>> {
+    Ok(match filter {
+        LayerSpec::Remap(remap) => {
+            let filter = Arc::new(Remap::new(Rules::new(remap, context, warnings)?));
+            (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Remap(filter))
+        }
+        LayerSpec::Readonly(_) => {
+            let filter = Arc::new(Readonly { keep_atime: context.mounter.is_root() });
+            (Arc::new(Filtered::new(filter, below)), Handle::Fixed)
+        }
+        LayerSpec::Throttle(throttle) => {
+            let filter = Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock)));
+            (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Throttle(filter))
+        }
+        LayerSpec::Trace(trace) => (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed),
+        LayerSpec::Host(_) | LayerSpec::Mem(_) => return Err("it can only be the lowest layer".into()),
+    })
+}
+
+fn rates(spec: &ThrottleSpec) -> Result<Rates, String> {
+    let rate = |key: &str, text: &Option<String>| match text {
+        Some(text) => text.parse().map(Some).map_err(|error| format!("{key}: {error}")),
+        None => Ok(None),
+    };
+    Ok(Rates { read: rate("read-rate", &spec.read_rate)?, write: rate("write-rate", &spec.write_rate)? })
+}
+
+/// A change that is ready to be made.
+enum Change<'a> {
+    Remap(&'a Remap, Box<Rules>),
+    Throttle(&'a Throttle, Rates),
+}
+
+impl Stack {
+    /// Puts other settings in place while the stack serves, all of them or none: rules of `remap` and rates of `throttle`. Users, groups and
+    /// the files of maps are read again, also where the settings are the same. What doors have cached has to be dropped by the caller.
+    /// Answers warnings, as [`Stack::warnings`].
+    ///
+    /// # Errors
+    /// Settings that are not understood, and changes that need a new mount: another order of layers, other settings of a leaf,
+    /// `block-devices-as-files`, extended attributes switched off or on.
+    pub fn reload(&self, spec: &StackSpec, context: &Context) -> Result<Vec<String>, BuildError> {
+        spec.check()?;
+        let mut present = self.spec.lock();
+        let names = |spec: &StackSpec| spec.layers.iter().map(LayerSpec::name).collect::<Vec<_>>();
+        if names(&present) != names(spec) {
+            return Err(BuildError("layers cannot be added, removed or moved while mounted; unmount and mount again".to_owned()));
+        }
+        let (mut warnings, mut changes) = (Vec::new(), Vec::new());
+        let layers = self.handles.iter().zip(present.layers.iter().zip(&spec.layers)).enumerate();
+        for (place, (handle, (old, new))) in layers {
+            changes.extend(within(place, new, prepare(handle, old, new, context, &mut warnings))?);
+        }
+        for change in changes {
+            match change {
+                Change::Remap(remap, rules) => remap.replace(*rules),
+                Change::Throttle(throttle, rates) => throttle.replace(rates),
+            }
+        }
+        *present = spec.clone();
+        Ok(warnings)
+    }
+}
+
+fn prepare<'a>(
+    handle: &'a Handle,
+    old: &LayerSpec,
+    new: &LayerSpec,
+    context: &Context,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Change<'a>>, Box<dyn Error>> {
+    match (handle, old, new) {
+        (Handle::Remap(filter), LayerSpec::Remap(old), LayerSpec::Remap(new)) => {
+            refuse_fixed(old, new)?;
+            Ok(Some(Change::Remap(filter, Box::new(Rules::new(new, context, warnings)?))))
+        }
+        (Handle::Throttle(filter), _, LayerSpec::Throttle(new)) => Ok(Some(Change::Throttle(filter, rates(new)?))),
+        _ if old == new => Ok(None),
+        _ => Err("its settings cannot be changed while mounted; unmount and mount again".into()),
+    }
+}
+
+/// Settings of a remap that the leaf or the kernel has been told when the mount was made.
+fn refuse_fixed(old: &RemapSpec, new: &RemapSpec) -> Result<(), String> {
+    let switched = |policy| policy == XattrPolicy::None;
+    let fixed = [
+        ("block-devices-as-files", old.block_devices_as_files != new.block_devices_as_files),
+        ("xattr=none", switched(old.xattr) != switched(new.xattr)),
+    ];
+    match fixed.into_iter().find(|(_, differs)| *differs) {
+        Some((key, _)) => Err(format!("{key} cannot be switched on or off while mounted; unmount and mount again")),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,103 @@
+//! The real surroundings: databases of users and groups, `/proc`, `/sys`, and the ids of this process.
+//!
+//! Called once, where a stack is built by the program. Invariant: no question enumerates users.
+
+use crate::{
+    accounts::{Accounts, Processes, User},
+    clock::SystemClock,
+    context::{Context, Devices, Mounter},
+};
+use nacre_sys::accounts;
+use std::{io, sync::Arc};
+
+/// Accounts by the system's databases (NSS).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemAccounts;
+
+impl Accounts for SystemAccounts {
+    fn user(&self, name: &str) -> io::Result<Option<User>> {
+        Ok(accounts::user_by_name(name.as_bytes())?.map(|user| User { uid: user.uid, gid: user.gid }))
+    }
+
+    fn group(&self, name: &str) -> io::Result<Option<u32>> {
+        Ok(accounts::group_by_name(name.as_bytes())?.map(|group| group.gid))
+    }
+
+    fn groups_of(&self, uid: u32) -> io::Result<Vec<u32>> {
+        match accounts::user_by_id(uid)? {
+            Some(user) => accounts::groups_of(&user.name, user.gid),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+/// Processes by `/proc`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemProcesses;
+
+impl Processes for SystemProcesses {
+    fn supplementary_groups(&self, pid: u32) -> io::Result<Vec<u32>> {
+        match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+            Ok(status) => Ok(groups_line(&status)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(3) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The numbers behind `Groups:` in proc_pid_status(5).
+fn groups_line(status: &str) -> Vec<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_ascii_whitespace().filter_map(|group| group.parse().ok()).collect()
+}
+
+/// Block devices by `/sys`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemDevices;
+
+impl Devices for SystemDevices {
+    fn size(&self, major: u32, minor: u32) -> Option<u64> {
+        let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+        // In units of 512 bytes, whatever the device's sectors are (sysfs-block).
+        sectors.trim().parse::<u64>().ok()?.checked_mul(512)
+    }
+}
+
+impl Context {
+    /// The surroundings of this process.
+    ///
+    /// # Errors
+    /// Where its own groups cannot be read.
+    pub fn system() -> io::Result<Context> {
+        let groups = rustix::process::getgroups()?.into_iter().map(rustix::process::Gid::as_raw).collect();
+        Ok(Context {
+            mounter: Mounter { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), groups },
+            accounts: Arc::new(SystemAccounts),
+            processes: Arc::new(SystemProcesses),
+            devices: Arc::new(SystemDevices),
+            clock: Arc::new(SystemClock::default()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_of_a_status_file() {
+        assert_eq!(groups_line("Name:\tx\nGroups:\t4 24 4294967294 \nNStgid:\t1"), [4, 24, 4_294_967_294]);
+        assert_eq!(groups_line("Name:\tx\nGroups:\t \n"), [0u32; 0]);
+    }
+
+    #[test]
+    fn this_system_answers() {
+        assert_eq!(SystemAccounts.user("root").unwrap(), Some(User { uid: 0, gid: 0 }));
+        assert!(SystemAccounts.groups_of(0).unwrap().contains(&0));
+        assert_eq!(SystemAccounts.groups_of(4_123_456_789).unwrap(), [0u32; 0]);
+        let own = rustix::process::getgroups().unwrap();
+        assert_eq!(SystemProcesses.supplementary_groups(std::process::id()).unwrap().len(), own.len());
+        assert_eq!(SystemProcesses.supplementary_groups(u32::MAX).unwrap(), [0u32; 0]);
+        assert_eq!(SystemDevices.size(0, 0), None);
+    }
+}
