@@ -1,0 +1,276 @@
+//! The door itself: one request in, one call of the [`Layer`] down, one reply out.
+//!
+//! Called by fusewire's threads, many at a time. Each family of operations is a file under `ops/`; here is only what they share, and
+//! which request belongs to which. Invariants:
+//! * a look-up is counted in the inode table exactly when its reply names a node;
+//! * nobody holds a lock of a table while a layer is called;
+//! * a request that our own threads make on our own mount is refused at once: a source that contains its own mount point must not hang.
+
+use crate::{
+    failure::{Failure, Outcome},
+    inodes::Inodes,
+    invalidate,
+    negotiate::{self, Agreement, CacheTimes},
+    open_files::OpenFiles,
+    options::FuseOptions,
+    passthrough::Passthrough,
+    shadow::Shadow,
+    wire,
+};
+use fusewire::{Handler, Header, Observer, Offer, Op, Reply, Request, Settings, abi};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Layer, Name, Node, Opened, Scope};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::Sender,
+    },
+    time::Duration,
+};
+
+/// Forgotten files after which unused memory is given back.
+const TRIM_EVERY: u64 = 65_536;
+
+/// One mount's worth of state between the kernel and a layer.
+pub(crate) struct Door {
+    /// What is served.
+    pub layer: Arc<dyn Layer>,
+    /// What was asked for.
+    pub options: FuseOptions,
+    /// The inode table.
+    pub inodes: Arc<Inodes>,
+    /// The table of file handles.
+    pub files: OpenFiles,
+    /// Backing ids.
+    pub passthrough: Passthrough,
+    /// The thread that raises events inside the mount.
+    pub shadow: Shadow,
+    /// Files opened by node where the kernel opens without us.
+    pub implicit: crate::implicit_opens::ImplicitOpens,
+    /// Whether the host knows SELinux labels at all.
+    pub selinux: bool,
+    /// What the kernel accepted.
+    pub agreement: OnceLock<Agreement>,
+    /// The running session; none before it runs and after its end.
+    pub session: RwLock<Option<Observer>>,
+    /// Tells the invalidation thread to give memory back.
+    pub trim: Arc<AtomicBool>,
+    /// Whether the kernel can drop all names at once.
+    pub epoch: AtomicBool,
+    /// Whether files are kept open after their last close.
+    pub keeps: bool,
+    times: CacheTimes,
+    changes: Mutex<Sender<Invalidation>>,
+    forgotten: AtomicU64,
+}
+
+impl Door {
+    /// A door in front of `layer`; `changes` leads to the invalidation thread.
+    ///
+    /// # Errors
+    /// What the layer's root says.
+    pub fn new(layer: Arc<dyn Layer>, options: FuseOptions, changes: Sender<Invalidation>, kept_limit: usize) -> Result<Door, Errno> {
+        let root = layer.root()?;
+        let times = CacheTimes::new(&options);
+        let passthrough = Passthrough::new(kept_limit);
+        if !negotiate::wants_passthrough(&options) {
+            passthrough.refuse("switched off by the options of the mount");
+        }
+        Ok(Door {
+            inodes: Arc::new(Inodes::new(root.node, &root.attr)),
+            files: OpenFiles::default(),
+            passthrough,
+            shadow: Shadow::default(),
+            implicit: crate::implicit_opens::ImplicitOpens::default(),
+            selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
+            agreement: OnceLock::new(),
+            session: RwLock::new(None),
+            trim: Arc::default(),
+            epoch: AtomicBool::new(true),
+            keeps: negotiate::root_coherence(&*layer) <= Coherence::Watched,
+            times,
+            changes: Mutex::new(changes),
+            forgotten: AtomicU64::new(0),
+            layer,
+            options,
+        })
+    }
+
+    /// How long the kernel may keep what.
+    pub fn times(&self) -> CacheTimes {
+        let mut times = self.times;
+        times.epoch = self.epoch.load(Ordering::Relaxed);
+        times
+    }
+
+    /// What the kernel accepted; nothing before INIT.
+    pub fn agreement(&self) -> Agreement {
+        self.agreement.get().copied().unwrap_or_default()
+    }
+
+    /// Sends a change to the invalidation thread. It is gone only when the mount is.
+    pub fn change(&self, change: Invalidation) {
+        if self.changes.lock().send(change).is_err() {
+            tracing::debug!("a change came after the end of the mount");
+        }
+    }
+
+    /// The layer's node of a node id.
+    pub fn node(&self, nodeid: u64) -> Outcome<Node> {
+        self.inodes.node(nodeid).ok_or(Failure::from(Errno::ESTALE))
+    }
+
+    /// The layer's node of a node id and its identity.
+    pub fn parent(&self, nodeid: u64) -> Outcome<(Node, FileId)> {
+        self.inodes.node_and_id(nodeid).ok_or(Failure::from(Errno::ESTALE))
+    }
+
+    /// The layer's node of a node id and any open file of it.
+    pub fn node_and_file(&self, nodeid: u64) -> Outcome<(Node, Option<Opened>)> {
+        self.inodes.node_and_file(nodeid).ok_or(Failure::from(Errno::ESTALE))
+    }
+
+    /// How coherent the names of a directory are.
+    pub fn names_coherence(&self, node: &Node) -> Coherence {
+        self.layer.coherence(Scope::Names(node))
+    }
+
+    /// How long these attributes may be kept.
+    pub fn attr_time(&self, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)))
+    }
+
+    /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`, and answers the reply for it.
+    pub fn found(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
+        let registered = self.inodes.register(&entry.node, &entry.attr, parent_ino);
+        if let Some(known) = registered.known {
+            self.layer.adopt(&known, &entry.node);
+        }
+        wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(&entry.node, &entry.attr))
+    }
+
+    /// Takes look-ups back.
+    pub fn forget_lookups(&self, nodeid: u64, lookups: u64) {
+        let Some(removed) = self.inodes.forget(nodeid, lookups) else { return };
+        if let Some(open) = removed.open {
+            self.passthrough.abandon(open);
+        }
+        drop(removed.node);
+        if self.forgotten.fetch_add(1, Ordering::Relaxed) % TRIM_EVERY == TRIM_EVERY - 1 {
+            self.trim.store(true, Ordering::Release);
+            self.change(invalidate::wake());
+        }
+    }
+
+    fn dispatch(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let header = &request.header;
+        // A release undoes what was granted; it must never be refused. All else from our own threads would wait for ourselves.
+        let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
+        if header.pid != 0 && self.shadow.is_shadow(header.pid) {
+            return self.shadow_request(request, reply);
+        }
+        if !releases && header.pid != 0 && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid)) {
+            return Err(Errno::EDEADLK.into());
+        }
+        self.operate(request, reply)
+    }
+
+    /// Which request belongs to which operation.
+    pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let head = &request.header;
+        match request.op {
+            Op::Lookup { name } => self.lookup(head, name, reply),
+            Op::Symlink { name, target } => self.symlink(head, name, target, reply),
+            Op::Mknod { name, mode, rdev, umask } => self.mknod(head, name, (mode, umask), rdev, reply),
+            Op::Mkdir { name, mode, umask } => self.mkdir(head, name, (mode, umask), reply),
+            Op::Unlink { name } => self.unlink(head, name),
+            Op::Rmdir { name } => self.rmdir(head, name),
+            Op::Rename { name, new_dir, new_name, flags } => self.rename(head, name, (new_dir, new_name), flags),
+            Op::Link { nodeid, name } => self.link(head, nodeid, name, reply),
+            Op::Create { name, flags, mode, umask, open_flags } => self.create(head, name, flags, (mode, umask), open_flags, reply),
+            Op::Tmpfile { flags, mode, umask, open_flags, .. } => self.tmpfile(head, flags, (mode, umask), open_flags, reply),
+            Op::Getattr { fh } => self.getattr(head, fh, reply),
+            Op::Setattr(change) => self.setattr(head, &change, reply),
+            Op::Statx { fh, .. } => self.statx(head, fh, reply),
+            Op::Readlink => self.readlink(head, reply),
+            Op::Statfs => self.statfs(head, reply),
+            Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
+            Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
+            Op::Write { fh, offset, data, write_flags, .. } => self.write(head, fh, offset, data, write_flags, reply),
+            Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
+            Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
+            Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),
+            Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
+            Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
+            Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
+                self.copy_file_range((fh_in, off_in), (fh_out, off_out), len, flags, wide, reply)
+            }
+            Op::Ioctl { fh, flags, cmd, arg, input, out_size } => self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply),
+            Op::Opendir { .. } => self.opendir(reply),
+            Op::Readdir { offset, size, .. } => self.readdir(head, offset, size, reply),
+            Op::Readdirplus { offset, size, .. } => self.readdirplus(head, offset, size, reply),
+            Op::Releasedir { .. } => Ok(()),
+            Op::Fsyncdir { datasync, .. } => self.fsyncdir(head, datasync),
+            Op::Getxattr { name, size } => self.getxattr(head, name, size, reply),
+            Op::Setxattr { name, value, flags, setxattr_flags } => self.setxattr(head, name, value, flags, setxattr_flags),
+            Op::Listxattr { size } => self.listxattr(head, size, reply),
+            Op::Removexattr { name } => self.removexattr(head, name),
+            Op::Getlk { fh, owner, lock, .. } => self.getlk(fh, owner, &lock, reply),
+            Op::Setlk { fh, owner, lock, flags, wait } => self.setlk(fh, owner, &lock, flags, wait),
+            Op::Syncfs => Ok(self.layer.syncfs()?),
+            Op::Destroy => Ok(()),
+            // Answered once each: the kernel remembers, and does without from then on.
+            Op::Access { .. } | Op::Bmap { .. } | Op::Poll { .. } | Op::Unknown(_) => Err(Errno::ENOSYS.into()),
+        }
+    }
+}
+
+/// Who asks. On an idmapped mount only creations carry ids; the kernel has checked all else.
+pub(crate) fn caller(header: &Header) -> Caller {
+    let known = |id: u32| if id == abi::INVALID_UIDGID { 0 } else { id };
+    Caller { uid: known(header.uid), gid: known(header.gid), pid: header.pid, umask: 0 }
+}
+
+/// A name from the kernel.
+pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
+    Ok(Name::new(bytes)?)
+}
+
+impl Handler for Door {
+    fn init(&self, offer: &Offer) -> Settings {
+        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer);
+        if !agreement.passthrough {
+            self.passthrough.refuse("not offered by this kernel");
+        }
+        // A second INIT (the session falls back to the device) offers the same; what was agreed first holds.
+        let _ = self.agreement.set(agreement);
+        settings
+    }
+
+    fn worker_started(&self) {
+        if let Some(setup) = &self.options.worker_setup {
+            setup();
+        }
+    }
+
+    fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), fusewire::Errno> {
+        self.dispatch(request, reply).map_err(fusewire::Errno::from)
+    }
+
+    fn forget(&self, nodeid: u64, lookups: u64) {
+        self.forget_lookups(nodeid, lookups);
+    }
+
+    fn undelivered(&self, request: &Header, reply: &[u8]) {
+        self.take_back(request, reply);
+    }
+
+    fn destroy(&self) {
+        // The session holds the door; this ends the circle.
+        *self.session.write() = None;
+        self.files.clear();
+        self.implicit.clear();
+        self.inodes.clear();
+    }
+}

@@ -1,0 +1,26 @@
+//! The one error inside the door: a Linux error number, from a layer or from building the reply.
+
+/// Why a request fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure(pub i32);
+
+impl From<nacre_vfs::Errno> for Failure {
+    fn from(error: nacre_vfs::Errno) -> Failure {
+        Failure(error.raw())
+    }
+}
+
+impl From<fusewire::Errno> for Failure {
+    fn from(error: fusewire::Errno) -> Failure {
+        Failure(error.0)
+    }
+}
+
+impl From<Failure> for fusewire::Errno {
+    fn from(failure: Failure) -> fusewire::Errno {
+        fusewire::Errno(failure.0)
+    }
+}
+
+/// What every operation returns.
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;

@@ -1,0 +1,45 @@
+//! Open files for requests that name none: where the kernel opens without asking (immutable mounts), READ comes with a node id only.
+//!
+//! Called by `ops/data.rs`. A short list, youngest last; what falls out at the old end is closed.
+
+use nacre_vfs::Opened;
+use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc};
+
+/// Files kept open. Reads of one file come in runs, so few are enough.
+const LIMIT: usize = 64;
+
+/// The list.
+#[derive(Default)]
+pub(crate) struct ImplicitOpens {
+    files: Mutex<VecDeque<(u64, Opened)>>,
+}
+
+impl ImplicitOpens {
+    /// The open file of a node, if it is in the list; it becomes the youngest.
+    pub fn get(&self, nodeid: u64) -> Option<Opened> {
+        let mut files = self.files.lock();
+        let at = files.iter().rposition(|(known, _)| *known == nodeid)?;
+        let entry = files.remove(at)?;
+        let file = Arc::clone(&entry.1);
+        files.push_back(entry);
+        Some(file)
+    }
+
+    /// Adds an open file.
+    pub fn put(&self, nodeid: u64, file: Opened) {
+        let oldest = {
+            let mut files = self.files.lock();
+            files.push_back((nodeid, file));
+            if files.len() > LIMIT { files.pop_front() } else { None }
+        };
+        // Closed outside of the lock.
+        drop(oldest);
+    }
+
+    /// Closes all.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *self.files.lock());
+        drop(all);
+    }
+}

@@ -1,0 +1,399 @@
+//! The only inode table: the kernel's node ids, the files they stand for, and how often the kernel was told of each.
+//!
+//! Called by the handlers (every request), by `passthrough.rs` (state of open files) and by `invalidate.rs` (file -> node id).
+//! Invariants:
+//! * a node id is a shard, a place in that shard and a counter of reuse, so it is free of `st_ino` and never means two files in turn;
+//! * one file ([`FileId`]) has one node id as long as the kernel knows it, however many names lead to it;
+//! * a record lives while its lookup count is above zero; the root's lives as long as the table;
+//! * nothing of a layer runs under a shard's lock: nodes and files that go are handed out and dropped by the caller.
+//!
+//! Frugal by design: 80 bytes a file with its share of the hash table (`tests::a_million_files_stay_small`). Chunks of slots are
+//! given back as soon as they are empty.
+
+use crate::open_files::OpenState;
+use hashbrown::{DefaultHashBuilder, HashTable};
+use nacre_vfs::{Attr, FileId, Kind, Node};
+use parking_lot::{Mutex, MutexGuard};
+use std::{
+    collections::BTreeSet,
+    hash::BuildHasher,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// The node id that the kernel has for the root of every mount.
+pub(crate) const ROOT: u64 = 1;
+
+const SHARD_BITS: u32 = 4;
+const SHARDS: usize = 1 << SHARD_BITS;
+const CHUNK: usize = 256;
+
+/// What is kept for one file.
+struct Slot {
+    /// `None`: the slot is free.
+    node: Option<Node>,
+    id: FileId,
+    lookups: u64,
+    open: Option<Box<OpenState>>,
+    /// Directories: inode number of the parent, for `..` of listings. Files: digest of size and times at the last open in cached mode.
+    extra: u64,
+    reuse: u32,
+    kind: Kind,
+}
+
+/// A run of slots that is allocated and given back as a whole.
+struct Chunk {
+    slots: Vec<Slot>,
+    /// Places of free slots among `slots`.
+    free: Vec<u16>,
+}
+
+impl Chunk {
+    fn live(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn full(&self) -> bool {
+        self.free.is_empty() && self.slots.len() == CHUNK
+    }
+}
+
+#[derive(Default)]
+struct Shard {
+    chunks: Vec<Option<Chunk>>,
+    /// Chunks (also absent ones) with room, lowest first so that the high ones empty.
+    roomy: BTreeSet<u32>,
+    /// File -> place in the shard. Slots whose file was replaced by one of another type are not in it.
+    places: HashTable<u32>,
+    reuse: u32,
+}
+
+/// What a file that left the table leaves to be dropped outside of all locks.
+pub(crate) struct Removed {
+    /// The layer's node.
+    pub node: Node,
+    /// State of open files, if any was left.
+    pub open: Option<Box<OpenState>>,
+}
+
+/// One record, under the lock of its shard.
+pub(crate) struct Record<'a> {
+    slot: &'a mut Slot,
+}
+
+impl Record<'_> {
+    /// The layer's node.
+    pub fn node(&self) -> Option<Node> {
+        self.slot.node.clone()
+    }
+
+    /// State of open files; made when first asked for.
+    pub fn open_state(&mut self) -> &mut OpenState {
+        self.slot.open.get_or_insert_default()
+    }
+
+    /// State of open files where there is one.
+    pub fn open_state_if_any(&mut self) -> Option<&mut OpenState> {
+        self.slot.open.as_deref_mut()
+    }
+
+    /// Gives back the memory for the state of open files where nothing is left in it.
+    pub fn tidy(&mut self) {
+        if self.slot.open.as_ref().is_some_and(|open| open.is_idle()) {
+            self.slot.open = None;
+        }
+    }
+
+    /// Replaces the digest of content (files) or the inode number of the parent (directories) and answers the old one.
+    pub fn replace_extra(&mut self, extra: u64) -> u64 {
+        std::mem::replace(&mut self.slot.extra, extra)
+    }
+}
+
+/// A file that a reply is about to name.
+pub(crate) struct Registered {
+    /// Its node id.
+    pub nodeid: u64,
+    /// The node in use where the file was known already under another one: the layer is to adopt the fresh one.
+    pub known: Option<Node>,
+}
+
+/// The table.
+pub(crate) struct Inodes {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: DefaultHashBuilder,
+    root: u64,
+    count: AtomicUsize,
+}
+
+impl Inodes {
+    /// A table that knows the root.
+    pub fn new(root: Node, attr: &Attr) -> Inodes {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        let mut table = Inodes { shards, hasher: DefaultHashBuilder::default(), root: 0, count: AtomicUsize::new(0) };
+        table.root = table.register(&root, attr, attr.id.ino).nodeid;
+        table
+    }
+
+    /// Files known.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Counts one more look-up of a file and answers its node id. `parent_ino` is the inode number of the directory that it was found in.
+    pub fn register(&self, node: &Node, attr: &Attr, parent_ino: u64) -> Registered {
+        let hash = self.hash(&attr.id);
+        let shard_number = shard_of_hash(hash);
+        let mut shard = self.shard(shard_number);
+        if let Some(place) = shard.find(hash, &attr.id) {
+            if let Some(slot) = shard.slot_at(place).filter(|slot| slot.kind == attr.kind) {
+                slot.lookups += 1;
+                if attr.kind == Kind::Directory {
+                    slot.extra = parent_ino;
+                }
+                let known = slot.node.as_ref().filter(|known| !known.same(node)).cloned();
+                let nodeid = self.outer(nodeid(shard_number, place, slot.reuse));
+                return Registered { nodeid, known };
+            }
+            // The number now belongs to a file of another type and the layer cannot tell the two apart: the old record ends with
+            // the kernel's last reference to it, and is no longer found.
+            shard.unlist(hash, place);
+        }
+        let extra = if attr.kind == Kind::Directory { parent_ino } else { 0 };
+        let (place, reuse) = shard.insert(node.clone(), attr, extra);
+        shard.list(hash, place, &self.hasher);
+        drop(shard);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Registered { nodeid: self.outer(nodeid(shard_number, place, reuse)), known: None }
+    }
+
+    /// The layer's node of a node id.
+    pub fn node(&self, nodeid: u64) -> Option<Node> {
+        self.locate(nodeid, |slot| slot.node.clone()).flatten()
+    }
+
+    /// The layer's node and identity of a node id.
+    pub fn node_and_id(&self, nodeid: u64) -> Option<(Node, FileId)> {
+        self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id))).flatten()
+    }
+
+    /// The layer's node, and any open file of it: what answers where the names are gone.
+    pub fn node_and_file(&self, nodeid: u64) -> Option<(Node, Option<nacre_vfs::Opened>)> {
+        self.locate(nodeid, |slot| {
+            let file = slot.open.as_ref().and_then(|open| open.any_file());
+            slot.node.clone().map(|node| (node, file))
+        })
+        .flatten()
+    }
+
+    /// Node of a directory with its own and its parent's inode number.
+    pub fn directory(&self, nodeid: u64) -> Option<(Node, u64, u64)> {
+        self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id.ino, slot.extra))).flatten()
+    }
+
+    /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
+    pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+        self.locate(nodeid, |slot| f(&mut Record { slot }))
+    }
+
+    /// The node id of a file, where the kernel knows it.
+    pub fn find(&self, id: &FileId) -> Option<u64> {
+        let hash = self.hash(id);
+        let shard_number = shard_of_hash(hash);
+        let mut shard = self.shard(shard_number);
+        let place = shard.find(hash, id)?;
+        let reuse = shard.slot_at(place)?.reuse;
+        Some(self.outer(nodeid(shard_number, place, reuse)))
+    }
+
+    /// Takes back `lookups` look-ups; answers what is to be dropped when they were the last.
+    pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
+        let inner = self.inner(nodeid);
+        if inner == self.root {
+            return None;
+        }
+        let mut shard = self.shard(shard_of(inner));
+        let place = place_of(inner);
+        let slot = shard.slot_at(place).filter(|slot| slot.reuse == reuse_of(inner))?;
+        slot.lookups = slot.lookups.saturating_sub(lookups);
+        if slot.lookups > 0 {
+            return None;
+        }
+        let hash = self.hash(&slot.id);
+        shard.unlist(hash, place);
+        let removed = shard.remove(place, &self.hasher);
+        drop(shard);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        removed
+    }
+
+    /// Calls `f` with the node ids of all files, a bounded number at a time and outside of the locks. Files that come or go
+    /// meanwhile may be missed.
+    pub fn for_each(&self, mut f: impl FnMut(u64)) {
+        let mut batch = Vec::with_capacity(CHUNK);
+        for shard_number in 0..SHARDS {
+            let mut chunk_number = 0;
+            loop {
+                {
+                    let shard = self.shard(shard_number);
+                    let Some(chunk) = shard.chunks.get(chunk_number) else { break };
+                    let slots = chunk.iter().flat_map(|chunk| chunk.slots.iter().enumerate());
+                    let live = slots.filter(|(_, slot)| slot.node.is_some());
+                    batch.extend(live.map(|(i, slot)| self.outer(nodeid(shard_number, place(chunk_number, i), slot.reuse))));
+                }
+                batch.drain(..).for_each(&mut f);
+                chunk_number += 1;
+            }
+        }
+    }
+
+    /// Forgets every file and answers nothing: the mount is gone.
+    pub fn clear(&self) {
+        for shard_number in 0..SHARDS {
+            let gone = std::mem::take(&mut *self.shard(shard_number));
+            let files = gone.chunks.iter().flatten().map(Chunk::live).sum::<usize>();
+            self.count.fetch_sub(files, Ordering::Relaxed);
+        }
+    }
+
+    fn locate<T>(&self, nodeid: u64, f: impl FnOnce(&mut Slot) -> T) -> Option<T> {
+        let inner = self.inner(nodeid);
+        let mut shard = self.shard(shard_of(inner));
+        shard.slot_at(place_of(inner)).filter(|slot| slot.reuse == reuse_of(inner)).map(f)
+    }
+
+    fn hash(&self, id: &FileId) -> u64 {
+        self.hasher.hash_one(id)
+    }
+
+    fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
+        // The number is masked to the number of shards wherever it is made.
+        #[allow(clippy::indexing_slicing)]
+        self.shards[number & (SHARDS - 1)].lock()
+    }
+
+    /// The table's own id for one that came from the kernel.
+    fn inner(&self, nodeid: u64) -> u64 {
+        if nodeid == ROOT { self.root } else { nodeid }
+    }
+
+    /// The kernel's id for one of the table.
+    fn outer(&self, nodeid: u64) -> u64 {
+        if nodeid == self.root { ROOT } else { nodeid }
+    }
+}
+
+impl Shard {
+    fn find(&self, hash: u64, id: &FileId) -> Option<u32> {
+        self.places.find(hash, |&place| self.slot(place).is_some_and(|slot| slot.id == *id)).copied()
+    }
+
+    fn slot(&self, place: u32) -> Option<&Slot> {
+        let chunk = self.chunks.get(place as usize / CHUNK)?.as_ref()?;
+        chunk.slots.get(place as usize % CHUNK).filter(|slot| slot.node.is_some())
+    }
+
+    fn slot_at(&mut self, place: u32) -> Option<&mut Slot> {
+        let chunk = self.chunks.get_mut(place as usize / CHUNK)?.as_mut()?;
+        chunk.slots.get_mut(place as usize % CHUNK).filter(|slot| slot.node.is_some())
+    }
+
+    fn list(&mut self, hash: u64, place: u32, hasher: &DefaultHashBuilder) {
+        let Shard { places, chunks, .. } = self;
+        places.insert_unique(hash, place, |&place| hash_of_place(chunks, place, hasher));
+    }
+
+    fn unlist(&mut self, hash: u64, place: u32) {
+        if let Ok(entry) = self.places.find_entry(hash, |&other| other == place) {
+            entry.remove();
+        }
+    }
+
+    fn insert(&mut self, node: Node, attr: &Attr, extra: u64) -> (u32, u32) {
+        // Never 0, so that no node id is as small as the root's.
+        self.reuse = self.reuse.checked_add(1).unwrap_or(1);
+        let reuse = self.reuse;
+        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind };
+        let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
+        if number as usize >= self.chunks.len() {
+            self.chunks.push(None);
+            self.roomy.insert(number);
+        }
+        let mut within = 0;
+        if let Some(entry) = self.chunks.get_mut(number as usize) {
+            let chunk = entry.get_or_insert_with(|| Chunk { slots: Vec::with_capacity(CHUNK), free: Vec::new() });
+            within = chunk.free.pop().unwrap_or(chunk.slots.len() as u16);
+            match chunk.slots.get_mut(usize::from(within)) {
+                Some(slot) => *slot = fresh,
+                None => chunk.slots.push(fresh),
+            }
+            if chunk.full() {
+                self.roomy.remove(&number);
+            }
+        }
+        (place(number as usize, usize::from(within)), reuse)
+    }
+
+    fn remove(&mut self, place: u32, hasher: &DefaultHashBuilder) -> Option<Removed> {
+        let number = place as usize / CHUNK;
+        let entry = self.chunks.get_mut(number)?;
+        let chunk = entry.as_mut()?;
+        let slot = chunk.slots.get_mut(place as usize % CHUNK)?;
+        let node = slot.node.take()?;
+        let open = slot.open.take();
+        chunk.free.push((place as usize % CHUNK) as u16);
+        if chunk.live() == 0 {
+            *entry = None;
+        }
+        self.roomy.insert(number as u32);
+        self.shrink(hasher);
+        Some(Removed { node, open })
+    }
+
+    /// Gives memory of the hash table back when most of it is empty.
+    fn shrink(&mut self, hasher: &DefaultHashBuilder) {
+        while self.chunks.last().is_some_and(Option::is_none) {
+            self.chunks.pop();
+            self.roomy.remove(&(self.chunks.len() as u32));
+        }
+        let Shard { places, chunks, .. } = self;
+        if places.capacity() > 1024 && places.len() < places.capacity() / 4 {
+            places.shrink_to(places.len() * 2, |&place| hash_of_place(chunks, place, hasher));
+        }
+    }
+}
+
+/// The hash of the file at a place, for the hash table when it moves its entries; all of them are taken.
+fn hash_of_place(chunks: &[Option<Chunk>], place: u32, hasher: &DefaultHashBuilder) -> u64 {
+    let chunk = chunks.get(place as usize / CHUNK).and_then(Option::as_ref);
+    chunk.and_then(|chunk| chunk.slots.get(place as usize % CHUNK)).map_or(0, |slot| hasher.hash_one(slot.id))
+}
+
+fn place(chunk: usize, within: usize) -> u32 {
+    (chunk * CHUNK + within) as u32
+}
+
+/// Layout of a node id: reuse counter (32 bits), place (28), shard (4).
+fn nodeid(shard: usize, place: u32, reuse: u32) -> u64 {
+    u64::from(reuse) << 32 | u64::from(place) << SHARD_BITS | shard as u64
+}
+
+fn shard_of(nodeid: u64) -> usize {
+    nodeid as usize & (SHARDS - 1)
+}
+
+/// From bits that the hash table inside the shard uses least.
+fn shard_of_hash(hash: u64) -> usize {
+    (hash >> 48) as usize & (SHARDS - 1)
+}
+
+fn place_of(nodeid: u64) -> u32 {
+    nodeid as u32 >> SHARD_BITS
+}
+
+fn reuse_of(nodeid: u64) -> u32 {
+    (nodeid >> 32) as u32
+}
+
+#[cfg(test)]
+#[path = "inodes_tests.rs"]
+mod tests;

@@ -1,0 +1,232 @@
+//! Takes the kernel's cached answers back when something changed below: one thread that turns [`Invalidation`]s of the layer into
+//! notifications.
+//!
+//! Started by `mount.rs`; fed by the layer's watcher and by `Mount::invalidate_everything`. Rules:
+//! * notifications come from this thread alone, never from one that serves requests: the kernel takes the directory's lock for them,
+//!   which the process whose request is being served may hold;
+//! * "not known" (ENOENT) is a normal answer;
+//! * a name needs one notification: look-ups and listings hold the directory's lock until their reply has been digested. Attributes,
+//!   content and listings are taken back once more after every request that was under way has been answered and its reply has had
+//!   [`DIGESTION`] to reach the caller: a reply could carry old attributes into an inode that the kernel did not have yet.
+
+use crate::inodes::Inodes;
+use nacre_vfs::{FileId, Invalidation};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+/// How long a reply may take from the daemon's hand into the caller's caches.
+const DIGESTION: Duration = Duration::from_millis(10);
+/// Changes taken into one batch.
+const BATCH: usize = 4096;
+/// Files waiting for their second notification above which all of them are notified instead.
+const BACKLOG: usize = 65_536;
+
+/// The way into the kernel's caches; a trait so that tests can look at what is sent. Errors are the implementer's to judge: none of
+/// them may stop the thread.
+pub(crate) trait CacheControl: Send + 'static {
+    /// A moment: see [`CacheControl::passed`].
+    type Moment;
+    /// Now.
+    fn now(&self) -> Self::Moment;
+    /// Whether all requests that were under way at that moment have been answered.
+    fn passed(&self, moment: &mut Self::Moment) -> bool;
+    /// Attributes and ACLs of an inode are stale, and its pages (of a directory: its cached listing) if `pages`.
+    fn inode(&self, nodeid: u64, pages: bool);
+    /// A name of a directory is stale.
+    fn entry(&self, parent: u64, name: &[u8]);
+    /// All names are stale. False where the kernel cannot be told so.
+    fn all_entries(&self) -> bool;
+    /// A file changed below: what is kept open of it goes.
+    fn release_kept(&self, nodeid: u64);
+    /// Some name went away below, and perhaps a file with it: what is kept open of any file goes.
+    fn release_all_kept(&self);
+    /// Watchers inside the mount are to be told of changes of files and names. Answers whether the names were taken over: then they
+    /// are forgotten when they have been told.
+    fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool;
+    /// Unused memory may go back.
+    fn trim(&self);
+}
+
+/// Figures of the thread.
+#[derive(Default)]
+pub(crate) struct InvalidationCounts {
+    /// Changes received.
+    pub received: AtomicU64,
+    /// Times when anything may have changed: a watch overflowed, or rules were reloaded.
+    pub everything: AtomicU64,
+}
+
+/// What the thread shares with the mount.
+pub(crate) struct Shared {
+    /// Files and their node ids.
+    pub inodes: Arc<Inodes>,
+    /// Figures.
+    pub counts: Arc<InvalidationCounts>,
+    /// Set before the thread is woken for the last time.
+    pub stop: Arc<AtomicBool>,
+    /// Set before the thread is woken to give memory back.
+    pub trim: Arc<AtomicBool>,
+}
+
+/// A change that is about no file: it wakes the thread.
+pub(crate) fn wake() -> Invalidation {
+    Invalidation::Attributes { id: WAKE }
+}
+
+const WAKE: FileId = FileId { fs: u64::MAX, ino: 0, generation: u64::MAX };
+
+/// Changes put together so that each file is notified once.
+#[derive(Default)]
+struct Batch {
+    everything: bool,
+    names: BTreeMap<FileId, BTreeSet<Box<[u8]>>>,
+    /// Files; true where the content changed, too.
+    files: BTreeMap<FileId, bool>,
+}
+
+impl Batch {
+    fn add(&mut self, change: Invalidation) {
+        match change {
+            Invalidation::Entry { parent, name } => {
+                self.names.entry(parent).or_default().insert(name);
+                self.files.insert(parent, true);
+            }
+            Invalidation::Attributes { id } if id == WAKE => {}
+            Invalidation::Attributes { id } => {
+                self.files.entry(id).or_insert(false);
+            }
+            Invalidation::Content { id } => {
+                self.files.insert(id, true);
+            }
+            Invalidation::Everything => self.everything = true,
+        }
+    }
+}
+
+/// A second notification that waits for its time.
+struct Repeat<M> {
+    /// The requests that were under way then must be answered first.
+    moment: M,
+    /// When they were, the time from which the last reply counts as digested.
+    due: Option<Instant>,
+    everything: bool,
+    files: BTreeMap<FileId, bool>,
+}
+
+/// The body of the thread: ends when `shared.stop` is set or nobody can send any more.
+pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &Shared) {
+    let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
+    loop {
+        let first = match next(changes, &repeats) {
+            Ok(change) => Some(change),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        if shared.trim.swap(false, Ordering::AcqRel) {
+            control.trim();
+        }
+        if let Some(first) = first {
+            let batch = collect(first, changes, shared);
+            deliver(&batch, control, shared);
+            enqueue(&mut repeats, batch, control);
+        }
+        repeat_due(&mut repeats, control, shared);
+    }
+}
+
+fn next<M>(changes: &Receiver<Invalidation>, repeats: &VecDeque<Repeat<M>>) -> Result<Invalidation, RecvTimeoutError> {
+    match repeats.front() {
+        None => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        // Requests that are still under way are waited for without haste.
+        Some(Repeat { due: None, .. }) => changes.recv_timeout(DIGESTION),
+        Some(Repeat { due: Some(due), .. }) => changes.recv_timeout(due.saturating_duration_since(Instant::now())),
+    }
+}
+
+fn collect(first: Invalidation, changes: &Receiver<Invalidation>, shared: &Shared) -> Batch {
+    let mut batch = Batch::default();
+    let mut received = 0;
+    for change in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
+        received += 1;
+        batch.add(change);
+    }
+    shared.counts.received.fetch_add(received, Ordering::Relaxed);
+    batch
+}
+
+fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
+    if batch.everything {
+        shared.counts.everything.fetch_add(1, Ordering::Relaxed);
+        everything(control, shared);
+        return;
+    }
+    if !batch.names.is_empty() {
+        control.release_all_kept();
+    }
+    deliver_files(&batch.files, control, shared);
+    let found = batch.names.iter().filter_map(|(parent, names)| Some((shared.inodes.find(parent)?, names)));
+    let names: Vec<(u64, &[u8])> = found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
+    let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));
+    let files: Vec<(u64, bool)> = changed.filter_map(|(id, &content)| Some((shared.inodes.find(id)?, content))).collect();
+    if !control.tell(&files, &names) {
+        names.iter().for_each(|(parent, name)| control.entry(*parent, name));
+    }
+}
+
+fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, shared: &Shared) {
+    for (id, &pages) in files {
+        if let Some(nodeid) = shared.inodes.find(id) {
+            control.release_kept(nodeid);
+            control.inode(nodeid, pages);
+        }
+    }
+}
+
+fn everything(control: &impl CacheControl, shared: &Shared) {
+    control.release_all_kept();
+    control.all_entries();
+    shared.inodes.for_each(|nodeid| control.inode(nodeid, true));
+}
+
+fn enqueue<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, batch: Batch, control: &C) {
+    if batch.files.is_empty() && !batch.everything {
+        return;
+    }
+    let waiting: usize = repeats.iter().map(|repeat| repeat.files.len()).sum();
+    let everything = batch.everything || waiting > BACKLOG;
+    if everything {
+        repeats.clear();
+    }
+    let files = if everything { BTreeMap::new() } else { batch.files };
+    repeats.push_back(Repeat { moment: control.now(), due: None, everything, files });
+}
+
+fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, control: &C, shared: &Shared) {
+    let now = Instant::now();
+    for repeat in repeats.iter_mut().filter(|repeat| repeat.due.is_none()) {
+        if control.passed(&mut repeat.moment) {
+            repeat.due = Some(now + DIGESTION);
+        }
+    }
+    while repeats.front().is_some_and(|repeat| repeat.due.is_some_and(|due| due <= now)) {
+        match repeats.pop_front() {
+            Some(repeat) if repeat.everything => everything(control, shared),
+            Some(repeat) => deliver_files(&repeat.files, control, shared),
+            None => return,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "invalidate_tests.rs"]
+mod tests;

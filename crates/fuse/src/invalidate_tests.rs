@@ -1,0 +1,143 @@
+use super::*;
+use nacre_vfs::{Attr, Kind, Node, Time};
+use std::sync::{Mutex, mpsc};
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<String>>>, Arc<AtomicBool>);
+
+impl Recorder {
+    fn note(&self, text: String) {
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+impl CacheControl for Recorder {
+    type Moment = ();
+    fn now(&self) {}
+    fn passed(&self, (): &mut ()) -> bool {
+        !self.1.load(Ordering::Acquire)
+    }
+    fn release_all_kept(&self) {}
+    fn inode(&self, nodeid: u64, pages: bool) {
+        self.note(format!("inode {nodeid} {pages}"));
+    }
+    fn entry(&self, parent: u64, name: &[u8]) {
+        self.note(format!("entry {parent} {}", name.escape_ascii()));
+    }
+    fn all_entries(&self) -> bool {
+        self.note("all".to_owned());
+        true
+    }
+    fn release_kept(&self, _: u64) {}
+    fn tell(&self, _: &[(u64, bool)], _: &[(u64, &[u8])]) -> bool {
+        false
+    }
+    fn trim(&self) {
+        self.note("trim".to_owned());
+    }
+}
+
+fn attr(ino: u64) -> Attr {
+    let zero = Time::default();
+    Attr {
+        id: FileId { fs: 1, ino, generation: 0 },
+        kind: Kind::Directory,
+        mode: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev_major: 0,
+        rdev_minor: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: None,
+    }
+}
+
+fn shared() -> Shared {
+    let root = Node::new(Arc::new(()));
+    Shared { inodes: Arc::new(Inodes::new(root, &attr(1))), counts: Arc::default(), stop: Arc::default(), trim: Arc::default() }
+}
+
+/// Runs the thread's body until it has nothing more to do.
+fn sent(shared: &Shared, changes: Vec<Invalidation>) -> Vec<String> {
+    let recorder = Recorder::default();
+    let (sender, receiver) = mpsc::channel();
+    for change in changes {
+        sender.send(change).unwrap();
+    }
+    let mut repeats = VecDeque::new();
+    if let Ok(first) = receiver.try_recv() {
+        let batch = collect(first, &receiver, shared);
+        deliver(&batch, &recorder, shared);
+        enqueue(&mut repeats, batch, &recorder);
+    }
+    while !repeats.is_empty() {
+        repeat_due(&mut repeats, &recorder, shared);
+        std::thread::yield_now();
+    }
+    recorder.0.lock().unwrap().clone()
+}
+
+#[test]
+fn a_name_is_taken_back_once_and_its_directory_twice() {
+    let shared = shared();
+    let name = Box::from(&b"a"[..]);
+    let change = Invalidation::Entry { parent: attr(1).id, name };
+    assert_eq!(sent(&shared, vec![change.clone(), change]), ["inode 1 true", "entry 1 a", "inode 1 true"]);
+}
+
+#[test]
+fn content_outweighs_attributes_and_unknown_files_are_ignored() {
+    let shared = shared();
+    let id = attr(1).id;
+    let unknown = attr(77).id;
+    let changes = vec![Invalidation::Content { id }, Invalidation::Attributes { id }, Invalidation::Attributes { id: unknown }];
+    assert_eq!(sent(&shared, changes), ["inode 1 true", "inode 1 true"]);
+}
+
+#[test]
+fn a_file_that_becomes_known_meanwhile_gets_the_second_notification() {
+    let shared = shared();
+    let recorder = Recorder::default();
+    recorder.1.store(true, Ordering::Release);
+    let mut batch = Batch::default();
+    batch.add(Invalidation::Attributes { id: attr(5).id });
+    deliver(&batch, &recorder, &shared);
+    let mut repeats = VecDeque::new();
+    enqueue(&mut repeats, batch, &recorder);
+    for _ in 0..100 {
+        repeat_due(&mut repeats, &recorder, &shared);
+    }
+    assert_eq!(repeats.len(), 1, "a request is under way");
+    let nodeid = shared.inodes.register(&Node::new(Arc::new(())), &attr(5), 1).nodeid;
+    recorder.1.store(false, Ordering::Release);
+    while !repeats.is_empty() {
+        repeat_due(&mut repeats, &recorder, &shared);
+    }
+    assert_eq!(*recorder.0.lock().unwrap(), [format!("inode {nodeid} false")]);
+}
+
+#[test]
+fn everything_means_all_names_and_all_inodes() {
+    let shared = shared();
+    let list = sent(&shared, vec![Invalidation::Everything]);
+    assert_eq!(list, ["all", "inode 1 true", "all", "inode 1 true"]);
+    assert_eq!(shared.counts.everything.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn the_thread_ends_when_told_and_when_nobody_can_send() {
+    let state = shared();
+    let (sender, receiver) = mpsc::channel();
+    state.stop.store(true, Ordering::Release);
+    sender.send(wake()).unwrap();
+    run(&receiver, &Recorder::default(), &state);
+    let (sender, receiver) = mpsc::channel();
+    drop(sender);
+    run(&receiver, &Recorder::default(), &shared());
+}

@@ -1,0 +1,32 @@
+//! The FUSE door: a [`nacre_vfs::Layer`] as a Linux mount.
+//!
+//! [`Mount::start`] mounts a layer; from then on the kernel's requests arrive through `fusewire`, become calls of the layer, and the
+//! answers are cached by the kernel for as long as the layer's coherence allows. Content is read and written by the kernel itself
+//! wherever the layer offers a descriptor. `docs/fuse-door.md` says what is cached for how long and how many requests each operation costs.
+//!
+//! ```text
+//!  fusewire ── door.rs ── ops/*.rs ── Layer
+//!                 │          │
+//!                 │   inodes.rs, open_files.rs, passthrough.rs      tables
+//!              invalidate.rs ◄── Invalidation ── Layer              own thread, the only one that notifies
+//! ```
+#![forbid(unsafe_code)]
+
+mod door;
+mod failure;
+mod implicit_opens;
+mod inodes;
+mod invalidate;
+mod mount;
+mod negotiate;
+mod open_files;
+mod ops;
+mod options;
+mod passthrough;
+mod shadow;
+mod status;
+mod wire;
+
+pub use mount::{Mount, MountError, usable};
+pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
+pub use status::{OperationCounts, PassthroughCounts, Status, Transport};

@@ -1,0 +1,316 @@
+//! One mount: made of a layer and options, asked for its figures, ended.
+//!
+//! Called by the command line and by tests. Invariants: the layer's watch is on before the first request; the invalidation thread is the
+//! only one that sends notifications, and ends with the mount.
+
+use crate::{
+    door::Door,
+    invalidate::{self, CacheControl, InvalidationCounts, Shared},
+    options::{FuseOptions, TransportChoice},
+    passthrough::BackingFiles,
+    shadow::{self, Event},
+    status::{self, Status},
+};
+use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
+use nacre_vfs::{Errno, Invalidation, Layer};
+use rustix::{
+    mount::MountFlags,
+    process::{Resource, getrlimit},
+};
+use std::{
+    fmt, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+};
+
+/// Most files kept open after their last close, whatever the limit of descriptors.
+const KEPT_MAX: u64 = 4096;
+/// Read-ahead of a mount whose content the daemon serves, KiB.
+const READ_AHEAD_KIB: &str = "1024";
+
+/// Why a mount could not be made.
+#[derive(Debug)]
+pub enum MountError {
+    /// The layers have no root to show.
+    Root(Errno),
+    /// Mounting failed; the text names the mount point.
+    Mount(io::Error),
+    /// The kernel and the daemon did not come to terms.
+    Session(io::Error),
+    /// A thread could not be started.
+    Thread(io::Error),
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MountError::Root(error) => write!(f, "cannot open the root of what is to be mounted: {error}"),
+            MountError::Mount(error) => write!(f, "{error}"),
+            MountError::Session(error) => write!(f, "cannot serve the mount: {error}"),
+            MountError::Thread(error) => write!(f, "cannot start a thread: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for MountError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            MountError::Root(error) => Some(error),
+            MountError::Mount(error) | MountError::Session(error) | MountError::Thread(error) => Some(error),
+        }
+    }
+}
+
+/// A mount that is being served. Dropped, it ends: lazily where it is in use.
+pub struct Mount {
+    session: Session,
+    door: Arc<Door>,
+    counts: Arc<InvalidationCounts>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Mount {
+    /// Mounts `layer` and serves it; returns when the mount can be used.
+    ///
+    /// # Errors
+    /// See [`MountError`]; nothing is left mounted then.
+    pub fn start(layer: Arc<dyn Layer>, options: FuseOptions) -> Result<Mount, MountError> {
+        let (sender, receiver) = mpsc::channel();
+        layer.watch(sender.clone());
+        let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
+        let door = Arc::new(door);
+        let device = fusewire::mount(&door.options.mountpoint, &mount_options(&door.options)).map_err(MountError::Mount)?;
+        let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
+        let session = session.map_err(MountError::Session)?;
+        connect(&door, &session);
+        let counts = Arc::new(InvalidationCounts::default());
+        let stop = Arc::new(AtomicBool::new(false));
+        let caches = KernelCaches { notifier: session.notifier(), session: session.observer(), door: Arc::clone(&door) };
+        let shared =
+            Shared { inodes: Arc::clone(&door.inodes), counts: Arc::clone(&counts), stop: Arc::clone(&stop), trim: Arc::clone(&door.trim) };
+        let mut mount = Mount { session, door, counts, stop, threads: Vec::new() };
+        mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
+        if mount.door.options.notify_watchers {
+            mount.start_shadow()?;
+        }
+        mount.raise_read_ahead();
+        Ok(mount)
+    }
+
+    fn thread(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), MountError> {
+        let builder = std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10);
+        self.threads.push(builder.spawn(body).map_err(MountError::Thread)?);
+        Ok(())
+    }
+
+    fn start_shadow(&mut self) -> Result<(), MountError> {
+        let device = rustix::fs::stat(&self.door.options.mountpoint).map_err(|error| MountError::Session(error.into()))?.st_dev;
+        let events = self.door.shadow.open();
+        let door = Arc::clone(&self.door);
+        let notifier = self.session.notifier();
+        self.thread("nacre-shadow", move || {
+            // An answer of "not known" is as good.
+            let forget = |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, false));
+            shadow::run(&events, &door, device, &forget);
+        })
+    }
+
+    /// Its figures at this moment.
+    pub fn status(&self) -> Status {
+        status::read(&self.door, &self.session, &self.counts)
+    }
+
+    /// Makes the kernel ask for everything again: after a change of rules, or where something changed unnoticed.
+    pub fn invalidate_everything(&self) {
+        self.door.change(Invalidation::Everything);
+    }
+
+    /// Waits until the mount has ended: unmounted by anybody, or aborted.
+    pub fn wait(&self) {
+        self.session.wait();
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&self) -> bool {
+        self.session.ended()
+    }
+
+    /// Unmounts. Lazily: it vanishes from the tree at once and ends when its last user is gone.
+    ///
+    /// # Errors
+    /// EBUSY where it is in use and not `lazy`; what umount(2) or fusermount3 say.
+    pub fn unmount(&self, lazy: bool) -> io::Result<()> {
+        self.session.unmount(lazy)
+    }
+
+    /// Cuts it off even while it is in use: callers that wait get an error.
+    pub fn abort(&self) {
+        self.session.abort();
+    }
+
+    /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise it.
+    fn raise_read_ahead(&self) {
+        if self.door.passthrough.refusal().is_none() {
+            return;
+        }
+        let Ok(stat) = rustix::fs::stat(&self.door.options.mountpoint) else { return };
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
+            tracing::debug!(%error, path, "read-ahead stays as it is");
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if !self.session.ended()
+            && let Err(error) = self.session.unmount(true)
+        {
+            tracing::warn!(%error, "cannot unmount");
+        }
+        self.stop.store(true, Ordering::Release);
+        self.door.change(invalidate::wake());
+        self.door.shadow.close();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the mount had panicked");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mount").field("mountpoint", &self.door.options.mountpoint).finish_non_exhaustive()
+    }
+}
+
+/// Gives the door what it can know only when the session runs. Requests that come before are served without it.
+fn connect(door: &Door, session: &Session) {
+    *door.session.write() = Some(session.observer());
+    let backing: Box<dyn BackingFiles> = Box::new(session.backing());
+    door.passthrough.start(backing);
+    // Harmless on a fresh mount, and shows whether the kernel knows it.
+    door.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
+}
+
+fn kept_limit() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(KEPT_MAX * 4);
+    (descriptors / 4).min(KEPT_MAX) as usize
+}
+
+fn mount_options(options: &FuseOptions) -> MountOptions {
+    let choices = [
+        (options.read_only || options.immutable, MountFlags::RDONLY),
+        (options.nosuid, MountFlags::NOSUID),
+        (options.nodev, MountFlags::NODEV),
+        (options.noexec, MountFlags::NOEXEC),
+        (options.noatime, MountFlags::NOATIME),
+        (options.sync, MountFlags::SYNCHRONOUS),
+        (options.dirsync, MountFlags::DIRSYNC),
+    ];
+    let flags = choices.into_iter().filter(|(wanted, _)| *wanted).fold(MountFlags::empty(), |all, (_, flag)| all | flag);
+    MountOptions {
+        fsname: (&options.fsname).into(),
+        subtype: options.subtype.clone(),
+        flags: u64::from(flags.bits()),
+        allow_other: options.allow_other,
+        default_permissions: options.default_permissions,
+        extra: options.extra.iter().map(Into::into).collect(),
+        ..MountOptions::default()
+    }
+}
+
+fn session_options(options: &FuseOptions) -> SessionOptions {
+    let transport = match options.transport {
+        TransportChoice::Auto => fusewire::TransportChoice::Auto,
+        TransportChoice::Uring => fusewire::TransportChoice::Uring,
+        TransportChoice::Device => fusewire::TransportChoice::Device,
+    };
+    SessionOptions { transport, ..SessionOptions::default() }
+}
+
+/// The kernel's caches of one mount.
+struct KernelCaches {
+    notifier: Notifier,
+    session: Observer,
+    door: Arc<Door>,
+}
+
+impl KernelCaches {
+    fn sent(&self, what: &'static str, result: io::Result<()>) {
+        match result {
+            Ok(()) => {}
+            // Not cached, which is normal; or the mount has just ended.
+            Err(error) if error.raw_os_error().is_some_and(|number| number == Errno::ENOENT.raw() || number == Errno::ENOTCONN.raw()) => {}
+            Err(error) => tracing::debug!(%error, what, "a notification was refused"),
+        }
+    }
+}
+
+impl CacheControl for KernelCaches {
+    type Moment = fusewire::Moment;
+
+    fn now(&self) -> Self::Moment {
+        self.session.quiescent_after()
+    }
+
+    fn passed(&self, moment: &mut Self::Moment) -> bool {
+        moment.reached()
+    }
+
+    fn inode(&self, nodeid: u64, pages: bool) {
+        self.sent("inode", self.notifier.inval_inode(nodeid, if pages { 0 } else { -1 }, 0));
+    }
+
+    fn entry(&self, parent: u64, name: &[u8]) {
+        self.sent("entry", self.notifier.inval_entry(parent, name, false));
+    }
+
+    fn all_entries(&self) -> bool {
+        self.notifier.inc_epoch().is_ok()
+    }
+
+    fn release_kept(&self, nodeid: u64) {
+        self.door.passthrough.drop_kept(nodeid, &self.door.inodes);
+    }
+
+    fn release_all_kept(&self) {
+        self.door.passthrough.drop_all_kept(&self.door.inodes);
+    }
+
+    fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool {
+        if !self.door.options.notify_watchers {
+            return false;
+        }
+        for &(nodeid, content) in files {
+            self.door.shadow.raise(if content { Event::Content(nodeid) } else { Event::Attributes(nodeid) });
+        }
+        for &(parent, name) in names {
+            if !self.door.shadow.raise(Event::Name(parent, name.into())) {
+                self.entry(parent, name);
+            }
+        }
+        true
+    }
+
+    fn trim(&self) {
+        nacre_sys::memory::trim();
+    }
+}
+
+/// Whether FUSE can be used here at all; tests say why they skip.
+///
+/// # Errors
+/// What opening the device says.
+pub fn usable() -> io::Result<()> {
+    let device = Path::new("/dev/fuse");
+    std::fs::OpenOptions::new().read(true).write(true).open(device).map(drop)
+}

@@ -1,0 +1,190 @@
+//! What is agreed with the kernel: the flags of INIT, and how long it may cache what.
+//!
+//! Called by `door.rs` at INIT and for each reply that the kernel may keep. Pure functions of options, offer and coherence.
+
+use crate::options::{AclChoice, FuseOptions, PassthroughChoice};
+use fusewire::{Offer, Settings, abi::init};
+use nacre_vfs::{Coherence, Layer, Scope};
+use std::time::Duration;
+
+/// Nobody else changes it, or every change is told of.
+const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+/// It never changes.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The most for names that are watched, where the kernel cannot drop all names at once after a lost notice (before 6.16).
+const WITHOUT_EPOCH: Duration = Duration::from_secs(1);
+
+/// What a mount promises about its caches, decided once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheTimes {
+    names: Option<Duration>,
+    attributes: Option<Duration>,
+    missing: Option<Duration>,
+    immutable: bool,
+    /// The kernel can drop all names at once.
+    pub epoch: bool,
+}
+
+impl CacheTimes {
+    /// From the options.
+    pub fn new(options: &FuseOptions) -> CacheTimes {
+        CacheTimes {
+            names: options.entry_timeout,
+            attributes: options.attr_timeout,
+            missing: options.negative_timeout,
+            immutable: options.immutable,
+            epoch: true,
+        }
+    }
+
+    /// How long a name that exists is kept.
+    pub fn names(&self, coherence: Coherence) -> Duration {
+        self.names.unwrap_or_else(|| self.name_time(coherence))
+    }
+
+    /// How long a name that does not exist is kept.
+    pub fn missing(&self, coherence: Coherence) -> Duration {
+        self.missing.unwrap_or_else(|| self.name_time(coherence))
+    }
+
+    /// How long attributes are kept.
+    pub fn attributes(&self, coherence: Coherence) -> Duration {
+        match coherence {
+            _ if self.attributes.is_some() => self.attributes.unwrap_or_default(),
+            _ if self.immutable => FOREVER,
+            Coherence::Exclusive | Coherence::Watched => LONG,
+            Coherence::Shared | Coherence::PerCaller => Duration::ZERO,
+        }
+    }
+
+    fn name_time(&self, coherence: Coherence) -> Duration {
+        match coherence {
+            _ if self.immutable => FOREVER,
+            Coherence::Watched if !self.epoch => WITHOUT_EPOCH,
+            Coherence::Exclusive | Coherence::Watched => LONG,
+            Coherence::Shared | Coherence::PerCaller => Duration::ZERO,
+        }
+    }
+}
+
+/// What was decided at INIT and at the start, and does not change.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Agreement {
+    /// The kernel enforces ACLs and leaves the umask to us.
+    pub acls: bool,
+    /// Directories are opened without a request and their listings cached.
+    pub opens_directories_itself: bool,
+    /// Files are opened without a request.
+    pub opens_files_itself: bool,
+    /// The kernel offered passthrough.
+    pub passthrough: bool,
+}
+
+/// The flags that are always wanted; those not offered are dropped by the session.
+const ALWAYS: u64 = init::ASYNC_READ
+    | init::ATOMIC_O_TRUNC
+    | init::BIG_WRITES
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::EXPLICIT_INVAL_DATA
+    | init::HAS_IOCTL_DIR
+    // Without it, each write in passthrough asks for `security.capability`. In return the door clears set-id bits.
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT
+    | init::DIRECT_IO_ALLOW_MMAP
+    | init::HAS_EXPIRE_ONLY;
+
+/// Data in one request and read-ahead, bytes. Also where the kernel does the I/O itself: whether it may is known only later, and
+/// buffers cost what is touched of them.
+const MAX_IO: u32 = 1 << 20;
+
+/// Answers the kernel's offer.
+pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) -> (Settings, Agreement) {
+    let root = root_coherence(layer);
+    let shared = root >= Coherence::Shared;
+    let acls = options.acl == AclChoice::Auto
+        && options.xattr == crate::options::XattrChoice::Full
+        && options.default_permissions
+        && layer.has_acls()
+        && offer.has(init::POSIX_ACL | init::DONT_MASK);
+    let passthrough = wants_passthrough(options) && offer.has(init::PASSTHROUGH);
+    let agreement = Agreement {
+        acls,
+        opens_directories_itself: (options.immutable || !shared) && offer.has(init::NO_OPENDIR_SUPPORT),
+        opens_files_itself: options.immutable && offer.has(init::NO_OPEN_SUPPORT),
+        passthrough,
+    };
+    let mut flags = ALWAYS;
+    let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
+    when(!shared, init::CACHE_SYMLINKS);
+    when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
+    when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
+    when(acls, init::POSIX_ACL | init::DONT_MASK);
+    when(options.default_permissions, init::ALLOW_IDMAP);
+    when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
+    when(passthrough, init::PASSTHROUGH);
+    // Our own thread reaches directories of the mount by handle.
+    when(!options.notify_watchers, init::NO_EXPORT_SUPPORT);
+    let settings = Settings {
+        flags: flags & offer.flags,
+        max_io: MAX_IO,
+        max_readahead: MAX_IO,
+        max_stack_depth: u32::from(passthrough),
+        ..Settings::default()
+    };
+    (settings, agreement)
+}
+
+/// Whether passthrough is to be tried at all.
+pub(crate) fn wants_passthrough(options: &FuseOptions) -> bool {
+    options.passthrough == PassthroughChoice::Auto && !options.direct_io && !options.immutable
+}
+
+/// How coherent the names of the root are; a root that cannot be asked is the weakest.
+pub(crate) fn root_coherence(layer: &dyn Layer) -> Coherence {
+    layer.root().map_or(Coherence::Shared, |root| layer.coherence(Scope::Names(&root.node)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(change: impl FnOnce(&mut FuseOptions)) -> CacheTimes {
+        let mut options = FuseOptions::new("/");
+        change(&mut options);
+        CacheTimes::new(&options)
+    }
+
+    #[test]
+    fn what_may_change_unnoticed_is_not_cached() {
+        let times = times(|_| {});
+        for coherence in [Coherence::Shared, Coherence::PerCaller] {
+            assert_eq!(times.names(coherence), Duration::ZERO);
+            assert_eq!(times.missing(coherence), Duration::ZERO);
+            assert_eq!(times.attributes(coherence), Duration::ZERO);
+        }
+        assert_eq!(times.names(Coherence::Exclusive), LONG);
+        assert_eq!(times.attributes(Coherence::Watched), LONG);
+    }
+
+    #[test]
+    fn watched_names_stay_short_where_they_cannot_all_be_dropped() {
+        let times = CacheTimes { epoch: false, ..times(|_| {}) };
+        assert_eq!(times.names(Coherence::Watched), WITHOUT_EPOCH);
+        assert_eq!(times.names(Coherence::Exclusive), LONG);
+        assert_eq!(times.attributes(Coherence::Watched), LONG);
+    }
+
+    #[test]
+    fn options_outweigh_coherence() {
+        let times = times(|options| {
+            options.entry_timeout = Some(Duration::from_secs(7));
+            options.immutable = true;
+        });
+        assert_eq!(times.names(Coherence::Shared), Duration::from_secs(7));
+        assert_eq!(times.missing(Coherence::Shared), FOREVER);
+        assert_eq!(times.attributes(Coherence::PerCaller), FOREVER);
+    }
+}

@@ -1,0 +1,153 @@
+//! Open files: the table of file handles that the kernel was given, and what an inode knows of its own open files.
+//!
+//! Called by the handlers of `ops/data.rs` and `ops/names.rs`. Invariants: a handle is a place and a counter of reuse, never 0 (0 is
+//! what the kernel sends where OPEN is not implemented); closing is dropping the last reference to the [`OpenHandle`], which happens
+//! outside of the table's locks.
+
+use crate::passthrough::InodeIo;
+use nacre_vfs::{OpenFlags, Opened};
+use parking_lot::Mutex;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// An open file as the kernel holds it.
+pub(crate) struct OpenHandle {
+    /// The layer's file.
+    pub file: Opened,
+    /// The inode, for its state of open files.
+    pub nodeid: u64,
+    /// As opened.
+    pub flags: OpenFlags,
+    /// Who opened it.
+    pub uid: u32,
+}
+
+/// What an inode knows of its open files.
+#[derive(Default)]
+pub(crate) struct OpenState {
+    files: Vec<(u64, OpenFlags, Opened)>,
+    /// How the kernel does I/O on this inode.
+    pub io: InodeIo,
+}
+
+impl OpenState {
+    /// Notes an open file.
+    pub fn add(&mut self, handle: u64, flags: OpenFlags, file: Opened) {
+        self.files.push((handle, flags, file));
+    }
+
+    /// Takes an open file out; the caller drops it outside of the lock.
+    pub fn take(&mut self, handle: u64) -> Option<Opened> {
+        let at = self.files.iter().rposition(|(known, ..)| *known == handle)?;
+        let (_, _, file) = self.files.swap_remove(at);
+        if self.files.is_empty() {
+            self.files = Vec::new();
+        }
+        Some(file)
+    }
+
+    /// An open file that can answer for the inode, preferably one that may change its length.
+    pub fn any_file(&self) -> Option<Opened> {
+        let writable = self.files.iter().find(|(_, flags, _)| flags.writes());
+        writable.or_else(|| self.files.first()).map(|(.., file)| Arc::clone(file))
+    }
+
+    /// Nothing is open and nothing is kept.
+    pub fn is_idle(&self) -> bool {
+        self.files.is_empty() && self.io.is_idle()
+    }
+}
+
+const SHARDS: usize = 8;
+
+#[derive(Default)]
+struct Shard {
+    slots: Vec<(u32, Option<Arc<OpenHandle>>)>,
+    free: Vec<u32>,
+}
+
+/// The table of file handles.
+#[derive(Default)]
+pub(crate) struct OpenFiles {
+    shards: [Mutex<Shard>; SHARDS],
+    count: AtomicUsize,
+}
+
+impl OpenFiles {
+    /// Files open.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Gives an open file its handle.
+    pub fn insert(&self, handle: OpenHandle) -> u64 {
+        // Neighbours in the inode table lie in different shards of it; their low bits spread here as well.
+        let number = handle.nodeid as usize % SHARDS;
+        let mut shard = self.shard(number);
+        let handle = Arc::new(handle);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(place) = shard.free.pop()
+            && let Some((reuse, slot)) = shard.slots.get_mut(place as usize)
+        {
+            *slot = Some(handle);
+            return encode(number, place, *reuse);
+        }
+        let place = shard.slots.len() as u32;
+        shard.slots.push((1, Some(handle)));
+        encode(number, place, 1)
+    }
+
+    /// The open file behind a handle.
+    pub fn get(&self, handle: u64) -> Option<Arc<OpenHandle>> {
+        let (number, place, reuse) = decode(handle);
+        let shard = self.shard(number);
+        let (current, slot) = shard.slots.get(place as usize)?;
+        if *current == reuse { slot.clone() } else { None }
+    }
+
+    /// Takes a handle out of the table.
+    pub fn remove(&self, handle: u64) -> Option<Arc<OpenHandle>> {
+        let (number, place, reuse) = decode(handle);
+        let mut guard = self.shard(number);
+        let shard = &mut *guard;
+        let (current, slot) = shard.slots.get_mut(place as usize)?;
+        if *current != reuse {
+            return None;
+        }
+        let removed = slot.take()?;
+        *current = current.checked_add(1).unwrap_or(1);
+        shard.free.push(place);
+        if shard.free.len() == shard.slots.len() && shard.slots.len() > 1024 {
+            // Everything is closed after a burst: give the memory back. Handles are not reused before the kernel is told of them,
+            // and it holds none of this shard.
+            *shard = Shard::default();
+        }
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(removed)
+    }
+
+    /// Closes everything: the mount is gone.
+    pub fn clear(&self) {
+        for number in 0..SHARDS {
+            let gone = std::mem::take(&mut *self.shard(number));
+            let open = gone.slots.iter().filter(|(_, slot)| slot.is_some()).count();
+            self.count.fetch_sub(open, Ordering::Relaxed);
+        }
+    }
+
+    fn shard(&self, number: usize) -> parking_lot::MutexGuard<'_, Shard> {
+        // Masked to the number of shards.
+        #[allow(clippy::indexing_slicing)]
+        self.shards[number % SHARDS].lock()
+    }
+}
+
+fn encode(shard: usize, place: u32, reuse: u32) -> u64 {
+    u64::from(reuse) << 32 | u64::from(place) << 3 | shard as u64
+}
+
+fn decode(handle: u64) -> (usize, u32, u32) {
+    (handle as usize % SHARDS, handle as u32 >> 3, (handle >> 32) as u32)
+}

@@ -1,0 +1,11 @@
+//! The operations, one file per family. Each handler is short: ids to nodes, one call of the layer, the reply.
+
+mod attributes;
+mod data;
+mod directories;
+mod ioctls;
+mod locks;
+mod names;
+mod opens;
+mod undelivered;
+mod xattrs;

@@ -1,0 +1,75 @@
+//! Content of files that the daemon serves itself, and what the kernel never passes through: durability, allocation, holes, copies.
+
+use crate::{
+    door::{Door, caller},
+    failure::Outcome,
+    wire,
+};
+use fusewire::{Header, Reply, abi};
+use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence};
+use std::sync::Arc;
+
+impl Door {
+    pub(crate) fn read(&self, header: &Header, fh: u64, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
+        let file = self.file(header, fh)?;
+        let read = file.read(reply.buffer(size as usize), offset)?;
+        Ok(reply.filled(read)?)
+    }
+
+    pub(crate) fn write(&self, header: &Header, fh: u64, offset: u64, data: &[u8], flags: u32, reply: &mut Reply<'_>) -> Outcome {
+        let handle = self.handle_of(fh)?;
+        if flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
+            self.kill_privileges(&caller(header), &self.node(header.nodeid)?, &handle.file)?;
+        }
+        let written = handle.file.write(data, offset)?;
+        Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
+    }
+
+    pub(crate) fn fsync(&self, header: &Header, fh: u64, data_only: bool) -> Outcome {
+        Ok(self.file(header, fh)?.fsync(data_only)?)
+    }
+
+    pub(crate) fn fallocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
+        Ok(self.handle_of(fh)?.file.allocate(AllocateMode(mode), offset, length)?)
+    }
+
+    pub(crate) fn lseek(&self, header: &Header, fh: u64, offset: u64, whence: u32, reply: &mut Reply<'_>) -> Outcome {
+        let whence = match whence {
+            wire::SEEK_DATA => Whence::Data,
+            wire::SEEK_HOLE => Whence::Hole,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        Ok(reply.lseek(self.file(header, fh)?.seek(offset, whence)?)?)
+    }
+
+    pub(crate) fn copy_file_range(
+        &self,
+        (from, from_offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        length: u64,
+        flags: u64,
+        wide: bool,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let source = self.handle_of(from)?;
+        let target = self.handle_of(to)?;
+        // The old form of the reply has 32 bits.
+        let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
+        let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
+        let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
+        Ok(reply.copied(copied, wide)?)
+    }
+
+    /// The open file that a request is about; where the kernel opens without asking, one opened for it now.
+    fn file(&self, header: &Header, fh: u64) -> Outcome<Opened> {
+        if fh != 0 || !self.agreement().opens_files_itself {
+            return Ok(Arc::clone(&self.handle_of(fh)?.file));
+        }
+        if let Some(file) = self.implicit.get(header.nodeid) {
+            return Ok(file);
+        }
+        let file = self.layer.open(&caller(header), &self.node(header.nodeid)?, OpenFlags::READ)?;
+        self.implicit.put(header.nodeid, Arc::clone(&file));
+        Ok(file)
+    }
+}

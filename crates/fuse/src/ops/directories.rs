@@ -1,0 +1,139 @@
+//! Listings, built straight in the reply.
+//!
+//! Positions in a directory are the layer's, with `.` and `..` put before them. With attributes, an entry is looked up only when there is
+//! room for it, so no look-up has to be taken back.
+
+use crate::{
+    door::{Door, caller},
+    failure::Outcome,
+    inodes::ROOT,
+    wire,
+};
+use fusewire::{Directory, Header, Reply, abi};
+use nacre_vfs::{Coherence, DirEntry, DirSink, Errno, Invalidation, Kind, Node};
+use std::time::Duration;
+
+/// Position after `.`; beyond what file systems use (ext4 ends at 2^63 - 1, which no entry has).
+const AFTER_DOT: u64 = (1 << 63) - 16;
+/// Position after `..`.
+const AFTER_DOT_DOT: u64 = AFTER_DOT + 1;
+/// `DT_UNKNOWN`.
+const UNKNOWN: u8 = 0;
+
+impl Door {
+    pub(crate) fn opendir(&self, reply: &mut Reply<'_>) -> Outcome {
+        if self.agreement().opens_directories_itself {
+            // The kernel remembers, opens without us and caches listings.
+            return Err(Errno::ENOSYS.into());
+        }
+        Ok(reply.open(&abi::OpenOut::default())?)
+    }
+
+    pub(crate) fn readdir(&self, header: &Header, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.list(header, offset, size, false, reply)
+    }
+
+    pub(crate) fn readdirplus(&self, header: &Header, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.list(header, offset, size, true, reply)
+    }
+
+    pub(crate) fn fsyncdir(&self, header: &Header, data_only: bool) -> Outcome {
+        Ok(self.layer.fsyncdir(&caller(header), &self.node(header.nodeid)?, data_only)?)
+    }
+
+    fn list(&self, header: &Header, offset: u64, size: u32, attributes: bool, reply: &mut Reply<'_>) -> Outcome {
+        let (node, own, parent) = self.inodes.directory(header.nodeid).ok_or(Errno::ESTALE)?;
+        let coherence = self.names_coherence(&node);
+        let parent = if header.nodeid == ROOT { own } else { parent };
+        let directory = reply.directory(size);
+        let mut listing = Listing {
+            door: self,
+            directory,
+            plus: attributes,
+            own,
+            names: self.times().names(coherence),
+            adoptions: Vec::new(),
+            full: false,
+        };
+        let from = listing.dots(offset, own, parent);
+        let listed = if listing.full { Ok(()) } else { self.layer.readdir(&caller(header), &node, from, attributes, &mut listing) };
+        let some = listing.directory.used() > 0;
+        for (known, fresh) in std::mem::take(&mut listing.adoptions) {
+            self.layer.adopt(&known, &fresh);
+        }
+        // What was listed before an error is given out, with its look-ups; the next request meets the error again.
+        if !some {
+            listed?;
+        }
+        self.keep_short(coherence, header.nodeid);
+        Ok(())
+    }
+
+    /// The kernel caches listings of directories that it opens itself; where one may change unnoticed, it is told to drop it again.
+    fn keep_short(&self, coherence: Coherence, nodeid: u64) {
+        if coherence >= Coherence::Shared
+            && self.agreement().opens_directories_itself
+            && !self.options.immutable
+            && let Some((_, id)) = self.inodes.node_and_id(nodeid)
+        {
+            self.change(Invalidation::Content { id });
+        }
+    }
+}
+
+/// A reply that takes the layer's entries.
+struct Listing<'a, 'r, 'b> {
+    door: &'a Door,
+    directory: Directory<'r, 'b>,
+    plus: bool,
+    own: u64,
+    names: Duration,
+    /// Nodes that turned out to be known; the layer is told when its listing is over.
+    adoptions: Vec<(Node, Node)>,
+    full: bool,
+}
+
+impl Listing<'_, '_, '_> {
+    /// Adds `.` and `..` where they are due; answers where the layer's part starts.
+    fn dots(&mut self, offset: u64, own: u64, parent: u64) -> u64 {
+        let directory = Kind::Directory.d_type();
+        let steps: &[(&[u8], u64, u64)] = match offset {
+            0 => &[(b".", own, AFTER_DOT), (b"..", parent, AFTER_DOT_DOT)],
+            AFTER_DOT => &[(b"..", parent, AFTER_DOT_DOT)],
+            AFTER_DOT_DOT => &[],
+            _ => return offset,
+        };
+        for &(name, ino, next) in steps {
+            self.full |= !self.add(&abi::EntryOut::default(), ino, next, directory, name);
+        }
+        0
+    }
+
+    fn add(&mut self, entry: &abi::EntryOut, ino: u64, next: u64, d_type: u8, name: &[u8]) -> bool {
+        if self.plus { self.directory.add_plus(entry, ino, next, d_type, name) } else { self.directory.add(ino, next, d_type, name) }
+    }
+
+    fn look_up(&mut self, entry: &nacre_vfs::Entry) -> abi::EntryOut {
+        let registered = self.door.inodes.register(&entry.node, &entry.attr, self.own);
+        if let Some(known) = registered.known {
+            self.adoptions.push((known, entry.node.clone()));
+        }
+        wire::entry(registered.nodeid, &entry.attr, self.names, self.door.attr_time(&entry.node, &entry.attr))
+    }
+}
+
+impl DirSink for Listing<'_, '_, '_> {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        let name = entry.name.bytes();
+        if !self.directory.fits(name.len(), self.plus) {
+            return false;
+        }
+        let d_type = entry.kind.map_or(UNKNOWN, Kind::d_type);
+        // Without attributes the name alone is given, and looked up when somebody wants it.
+        let out = match &entry.entry {
+            Some(found) if self.plus => self.look_up(found),
+            _ => abi::EntryOut::default(),
+        };
+        self.add(&out, entry.ino, entry.next, d_type, name)
+    }
+}

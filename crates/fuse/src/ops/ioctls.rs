@@ -1,0 +1,43 @@
+//! Those `ioctl(2)`s whose argument the kernel can carry: it copies in and out what the command's number says.
+
+use crate::{
+    door::{Door, caller},
+    failure::Outcome,
+};
+use fusewire::{Header, Reply, abi};
+use nacre_vfs::{Errno, Ioctl};
+
+/// Results up to this size need no allocation; all that file systems define but a few are smaller.
+const SMALL: usize = 256;
+
+impl Door {
+    pub(crate) fn ioctl(
+        &self,
+        header: &Header,
+        (fh, flags): (u64, u32),
+        (command, argument, input): (u32, u64, &[u8]),
+        out_size: u32,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        // A 32-bit process lays its structs out differently; ENOTTY is what a file system without the command says.
+        if !self.options.ioctl || flags & (abi::flag::IOCTL_COMPAT | abi::flag::IOCTL_UNRESTRICTED) != 0 {
+            return Err(Errno::ENOTTY.into());
+        }
+        let mut small = [0_u8; SMALL];
+        let mut large = Vec::new();
+        let wanted = out_size as usize;
+        let output = match small.get_mut(..wanted) {
+            Some(output) => output,
+            None => {
+                large.resize(wanted, 0);
+                large.as_mut_slice()
+            }
+        };
+        let request = Ioctl { command, argument, input };
+        let (result, written) = match self.files.get(fh) {
+            Some(handle) if flags & abi::flag::IOCTL_DIR == 0 => handle.file.ioctl(request, output)?,
+            _ => self.layer.ioctl(&caller(header), &self.node(header.nodeid)?, request, output)?,
+        };
+        Ok(reply.ioctl(result, output.get(..written).ok_or(Errno::EIO)?)?)
+    }
+}

@@ -1,0 +1,42 @@
+//! Locks, where they are forwarded to the files below; otherwise the kernel keeps them itself and none of this is called.
+
+use crate::{door::Door, failure::Outcome, wire};
+use fusewire::{Reply, abi};
+use nacre_vfs::{Errno, FileLock, LockKind, LockOwner};
+
+/// `OFFSET_MAX`: to the end of the file.
+const TO_THE_END: u64 = u64::MAX >> 1;
+
+impl Door {
+    pub(crate) fn getlk(&self, fh: u64, owner: u64, lock: &abi::FileLock, reply: &mut Reply<'_>) -> Outcome {
+        let handle = self.handle_of(fh)?;
+        let asked = wire::lock(lock).ok_or(Errno::EINVAL)?;
+        let found = handle.file.test_lock(LockOwner(owner), asked)?;
+        Ok(reply.lock(&wire::lock_out(&found))?)
+    }
+
+    pub(crate) fn setlk(&self, fh: u64, owner: u64, lock: &abi::FileLock, flags: u32, wait: bool) -> Outcome {
+        let handle = self.handle_of(fh)?;
+        let asked = wire::lock(lock).ok_or(Errno::EINVAL)?;
+        let owner = LockOwner(owner);
+        let file = &handle.file;
+        let whole_file = flags & abi::flag::LK_FLOCK != 0;
+        let take = || if whole_file { file.flock(owner, asked.kind, wait) } else { file.set_lock(owner, asked, wait) };
+        // A releasing call never waits.
+        if wait && asked.kind != LockKind::Unlock { Ok(fusewire::blocking(take)??) } else { Ok(take()?) }
+    }
+
+    pub(crate) fn flush(&self, fh: u64, owner: u64) -> Outcome {
+        if !self.options.lock_forwarding {
+            // The kernel remembers and sends no more of these.
+            return Err(Errno::ENOSYS.into());
+        }
+        let handle = self.handle_of(fh)?;
+        let owner = LockOwner(owner);
+        let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
+        // close(2) drops the process's locks on the file, whichever descriptor they were taken through.
+        let unlocked = handle.file.set_lock(owner, all, false);
+        handle.file.flush(owner)?;
+        Ok(unlocked?)
+    }
+}

@@ -1,0 +1,118 @@
+//! Names: look-up, creation of everything but open files, links, removal, renaming.
+
+use crate::{
+    door::{Door, caller, name},
+    failure::Outcome,
+    wire,
+};
+use fusewire::{Header, Reply, abi};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Node, RenameFlags};
+
+impl Door {
+    pub(crate) fn lookup(&self, header: &Header, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        // Asked before the look-up: a watch that starts with the question then covers the answer.
+        let coherence = self.names_coherence(&parent);
+        match self.layer.lookup(&caller(header), &parent, name) {
+            Ok(entry) => Ok(reply.entry(&self.found(&entry, id.ino, self.times().names(coherence)))?),
+            Err(Errno::ENOENT) => {
+                let valid = self.times().missing(coherence);
+                if valid.is_zero() {
+                    return Err(Errno::ENOENT.into());
+                }
+                Ok(reply.entry(&wire::negative(valid))?)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(crate) fn symlink(&self, header: &Header, bytes: &[u8], target: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        let entry = self.layer.symlink(&caller(header), &parent, name, target)?;
+        self.made(&entry, (&parent, id), reply)
+    }
+
+    pub(crate) fn mknod(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), rdev: u32, reply: &mut Reply<'_>) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        let kind = wire::mknod_kind(mode).ok_or(Errno::EINVAL)?;
+        let caller = self.creator(header, umask);
+        let entry = self.layer.mknod(&caller, &parent, name, kind, mode & 0o7777, abi::decode_dev(rdev))?;
+        self.made(&entry, (&parent, id), reply)
+    }
+
+    pub(crate) fn mkdir(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), reply: &mut Reply<'_>) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        let entry = self.layer.mkdir(&self.creator(header, umask), &parent, name, mode & 0o7777)?;
+        self.made(&entry, (&parent, id), reply)
+    }
+
+    pub(crate) fn link(&self, header: &Header, nodeid: u64, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        let (node, file) = self.node_and_file(nodeid)?;
+        let entry = self.layer.link(&caller(header), &node, file.as_deref(), &parent, name)?;
+        self.made(&entry, (&parent, id), reply)
+    }
+
+    pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
+        // What is kept open of the file goes when the kernel forgets it, which it does at once with the last name.
+        let parent = self.node(header.nodeid)?;
+        Ok(self.layer.unlink(&caller(header), &parent, name(bytes)?)?)
+    }
+
+    pub(crate) fn rmdir(&self, header: &Header, bytes: &[u8]) -> Outcome {
+        let parent = self.node(header.nodeid)?;
+        Ok(self.layer.rmdir(&caller(header), &parent, name(bytes)?)?)
+    }
+
+    pub(crate) fn rename(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
+        let (old, new) = (name(old)?, name(new)?);
+        let (from, from_id) = self.parent(header.nodeid)?;
+        let (to, to_id) = self.parent(new_dir)?;
+        let flags = RenameFlags(flags);
+        let caller = caller(header);
+        self.layer.rename(&caller, &from, old, &to, new, flags)?;
+        self.moved(&caller, (&to, to_id), new);
+        if flags.has(RenameFlags::EXCHANGE) {
+            self.moved(&caller, (&from, from_id), old);
+        }
+        Ok(())
+    }
+
+    /// A known file has a new name: tells its node. An error here is no error of the rename, which is done; the next look-up repairs it.
+    fn moved(&self, caller: &Caller, (parent, id): (&Node, FileId), name: nacre_vfs::Name<'_>) {
+        match self.layer.lookup(caller, parent, name) {
+            Ok(fresh) => {
+                let Some(nodeid) = self.inodes.find(&fresh.attr.id) else { return };
+                if fresh.attr.kind == nacre_vfs::Kind::Directory {
+                    self.inodes.with(nodeid, |record| record.replace_extra(id.ino));
+                }
+                if let Some(known) = self.inodes.node(nodeid)
+                    && !known.same(&fresh.node)
+                {
+                    self.layer.adopt(&known, &fresh.node);
+                }
+            }
+            Err(error) => tracing::debug!(%error, %name, "a renamed file is not there any more"),
+        }
+    }
+
+    /// Who creates: with the umask where the kernel left it to us.
+    pub(crate) fn creator(&self, header: &Header, umask: u32) -> Caller {
+        Caller { umask: if self.agreement().acls { umask & 0o777 } else { 0 }, ..caller(header) }
+    }
+
+    /// How long a name just made may be kept.
+    pub(crate) fn new_name_time(&self, parent: &Node) -> std::time::Duration {
+        let coherence: Coherence = self.names_coherence(parent);
+        self.times().names(coherence)
+    }
+
+    fn made(&self, entry: &Entry, (parent, id): (&Node, FileId), reply: &mut Reply<'_>) -> Outcome {
+        Ok(reply.entry(&self.found(entry, id.ino, self.new_name_time(parent)))?)
+    }
+}

@@ -1,0 +1,210 @@
+//! Opening, creating and closing files; which of them the kernel serves itself is decided in `passthrough.rs`.
+
+use crate::{
+    door::{Door, caller, name},
+    failure::Outcome,
+    open_files::OpenHandle,
+    passthrough::IoMode,
+    wire,
+};
+use fusewire::{
+    Header, Reply,
+    abi::{self, fopen},
+};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr};
+use std::sync::Arc;
+
+/// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME and O_SYNC. All others are the
+/// kernel's business with its own open file (O_NOFOLLOW, O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows
+/// whether its storage shall see it.
+const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
+const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
+
+impl Door {
+    pub(crate) fn open(&self, header: &Header, flags: u32, open_flags: u32, reply: &mut Reply<'_>) -> Outcome {
+        if self.agreement().opens_files_itself {
+            return Err(Errno::ENOSYS.into());
+        }
+        let flags = layer_flags(flags);
+        let caller = caller(header);
+        let (node, kept) = self.node_and_kept(header, flags)?;
+        let file = match kept {
+            Some(file) => file,
+            None => self.layer.open(&caller, &node, flags)?,
+        };
+        if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
+            self.kill_privileges(&caller, &node, &file)?;
+        }
+        let granted = self.grant(&caller, header.nodeid, &node, flags, file)?;
+        Ok(reply.open(&granted)?)
+    }
+
+    pub(crate) fn create(
+        &self,
+        header: &Header,
+        bytes: &[u8],
+        flags: u32,
+        (mode, umask): (u32, u32),
+        open_flags: u32,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let name = name(bytes)?;
+        let (parent, id) = self.parent(header.nodeid)?;
+        let flags = layer_flags(flags);
+        let caller = self.creator(header, umask);
+        let (entry, file) = self.layer.create(&caller, &parent, name, mode & 0o7777, flags)?;
+        if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
+            self.kill_privileges(&caller, &entry.node, &file)?;
+        }
+        let names = self.new_name_time(&parent);
+        self.created(&caller, &self.found(&entry, id.ino, names), (&entry, file), flags, reply)
+    }
+
+    pub(crate) fn tmpfile(&self, header: &Header, flags: u32, (mode, umask): (u32, u32), _: u32, reply: &mut Reply<'_>) -> Outcome {
+        let (parent, id) = self.parent(header.nodeid)?;
+        let flags = layer_flags(flags);
+        let caller = self.creator(header, umask);
+        let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
+        // It has no name, so there is none to keep.
+        self.created(&caller, &self.found(&entry, id.ino, std::time::Duration::ZERO), (&entry, file), flags, reply)
+    }
+
+    pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
+        let Some(handle) = self.files.remove(fh) else { return Ok(()) };
+        if let (Some(owner), true) = (lock_owner, self.options.lock_forwarding)
+            && let Err(error) = handle.file.flock(LockOwner(owner), LockKind::Unlock, false)
+        {
+            // The file below is closed next, which drops the lock in any case.
+            tracing::debug!(%error, "a lock could not be dropped at close");
+        }
+        self.closed(fh, &handle);
+        Ok(())
+    }
+
+    /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
+    pub(crate) fn closed(&self, fh: u64, handle: &OpenHandle) {
+        let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
+        let ended = self.inodes.with(handle.nodeid, |record| {
+            let state = record.open_state_if_any()?;
+            let file = state.take(fh)?;
+            let left = self.passthrough.end(state, keep);
+            record.tidy();
+            Some((file, left))
+        });
+        if let Some((file, left)) = ended.flatten() {
+            self.passthrough.finish(left, handle.nodeid, &self.inodes);
+            drop(file);
+        }
+    }
+
+    /// Takes a handle back that the kernel never got.
+    pub(crate) fn ungrant(&self, fh: u64) {
+        if let Some(handle) = self.files.remove(fh) {
+            self.closed(fh, &handle);
+        }
+    }
+
+    /// The open file behind a handle.
+    pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
+        self.files.get(fh).ok_or(Errno::EBADF.into())
+    }
+
+    /// Clears set-id bits and capabilities, as the native call would have for this caller.
+    pub(crate) fn kill_privileges(&self, caller: &Caller, node: &Node, file: &Opened) -> Outcome {
+        let change = SetAttr { kill_privileges: true, ..SetAttr::default() };
+        self.layer.setattr(caller, node, Some(&**file), &change)?;
+        Ok(())
+    }
+
+    /// The node, and a file kept open since its last close that can serve this open.
+    fn node_and_kept(&self, header: &Header, flags: OpenFlags) -> Outcome<(Node, Option<Opened>)> {
+        if !self.keeps || flags.writes() || flags.truncates() {
+            return Ok((self.node(header.nodeid)?, None));
+        }
+        // Where the kernel does not check permissions, the layer must: for this user, not for the one before.
+        let uid = (!self.options.default_permissions).then_some(caller(header).uid);
+        let found = self.inodes.with(header.nodeid, |record| (record.node(), self.passthrough.reusable(record, flags, uid)));
+        match found {
+            Some((Some(node), kept)) => Ok((node, kept)),
+            _ => Err(Errno::ESTALE.into()),
+        }
+    }
+
+    fn created(
+        &self,
+        caller: &Caller,
+        out: &abi::EntryOut,
+        (entry, file): (&Entry, Opened),
+        flags: OpenFlags,
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
+        let granted = match self.grant(caller, out.nodeid, &entry.node, flags, file) {
+            Ok(granted) => granted,
+            Err(error) => {
+                self.forget_lookups(out.nodeid, 1);
+                return Err(error);
+            }
+        };
+        Ok(reply.created(out, &granted)?)
+    }
+
+    /// Enters an open file into the tables and decides how it is served.
+    fn grant(&self, caller: &Caller, nodeid: u64, node: &Node, flags: OpenFlags, file: Opened) -> Outcome<abi::OpenOut> {
+        let set_id = flags.writes() && has_set_id_bits(&file);
+        // The kernel writes with the daemon's credentials, which would leave set-id bits in place; so such a file is written by us.
+        let pass = if set_id { None } else { file.backing() };
+        let fh = self.files.insert(OpenHandle { file: Arc::clone(&file), nodeid, flags, uid: caller.uid });
+        let begun = self.inodes.with(nodeid, |record| {
+            let state = record.open_state();
+            state.add(fh, flags, Arc::clone(&file));
+            self.passthrough.begin(state, pass)
+        });
+        let Some((mode, left)) = begun else {
+            self.files.remove(fh);
+            return Err(Errno::ESTALE.into());
+        };
+        self.passthrough.finish(left, nodeid, &self.inodes);
+        let mut out = abi::OpenOut { fh, open_flags: self.always(), backing_id: 0 };
+        match mode {
+            IoMode::Passthrough(id) => {
+                out.open_flags |= fopen::PASSTHROUGH;
+                out.backing_id = id;
+                if set_id {
+                    // Open in passthrough already, so this one must be as well: the bits go now instead of at the first write.
+                    self.kill_privileges(caller, node, &file).inspect_err(|_| self.ungrant(fh))?;
+                }
+            }
+            IoMode::Daemon if self.options.direct_io => out.open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            IoMode::Daemon if self.cache_stays(caller, nodeid, node, &file) => out.open_flags |= fopen::KEEP_CACHE,
+            IoMode::Daemon => {}
+        }
+        Ok(out)
+    }
+
+    fn always(&self) -> u32 {
+        if self.options.lock_forwarding { 0 } else { fopen::NOFLUSH }
+    }
+
+    /// Whether the pages that the kernel has of a file are still its content.
+    fn cache_stays(&self, caller: &Caller, nodeid: u64, node: &Node, file: &Opened) -> bool {
+        let Ok(attr) = self.layer.getattr(caller, node, Some(&**file)) else { return false };
+        match self.layer.coherence(Scope::Attributes(node, &attr)) {
+            Coherence::Exclusive | Coherence::Watched => true,
+            Coherence::Shared => {
+                let digest = wire::content_digest(&attr);
+                self.inodes.with(nodeid, |record| record.replace_extra(digest)) == Some(digest)
+            }
+            Coherence::PerCaller => false,
+        }
+    }
+}
+
+fn layer_flags(flags: u32) -> OpenFlags {
+    OpenFlags(flags & LAYER_FLAGS)
+}
+
+fn has_set_id_bits(file: &Opened) -> bool {
+    let Some(descriptor) = file.backing() else { return false };
+    // A file that cannot be asked is treated as one that has them.
+    rustix::fs::fstat(descriptor).map_or(true, |stat| stat.st_mode & 0o6000 != 0)
+}

@@ -1,0 +1,67 @@
+//! Extended attributes. A "no" that the kernel remembers (EOPNOTSUPP, ENOSYS) is given wherever it is true: `ls -l` asks for two
+//! attributes of each file.
+
+use crate::{
+    door::{Door, caller},
+    failure::Outcome,
+    options::{AclChoice, XattrChoice},
+};
+use fusewire::{Header, Reply, abi};
+use nacre_vfs::{Errno, XattrFlags};
+
+/// `XATTR_CREATE`.
+const CREATE: u32 = 1;
+/// `XATTR_REPLACE`.
+const REPLACE: u32 = 2;
+
+impl Door {
+    pub(crate) fn getxattr(&self, header: &Header, name: &[u8], size: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.may_exist(name)?;
+        let node = self.node(header.nodeid)?;
+        if size == 0 {
+            let length = self.layer.getxattr(&caller(header), &node, name, &mut [])?;
+            return Ok(reply.xattr_size(u32::try_from(length).map_err(|_| Errno::E2BIG)?)?);
+        }
+        let length = self.layer.getxattr(&caller(header), &node, name, reply.buffer(size as usize))?;
+        Ok(reply.filled(length)?)
+    }
+
+    pub(crate) fn listxattr(&self, header: &Header, size: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.supported()?;
+        let node = self.node(header.nodeid)?;
+        if size == 0 {
+            let length = self.layer.listxattr(&caller(header), &node, &mut [])?;
+            return Ok(reply.xattr_size(u32::try_from(length).map_err(|_| Errno::E2BIG)?)?);
+        }
+        let length = self.layer.listxattr(&caller(header), &node, reply.buffer(size as usize))?;
+        Ok(reply.filled(length)?)
+    }
+
+    pub(crate) fn setxattr(&self, header: &Header, name: &[u8], value: &[u8], flags: u32, long_flags: u32) -> Outcome {
+        self.may_exist(name)?;
+        let flags = XattrFlags {
+            create: flags & CREATE != 0,
+            replace: flags & REPLACE != 0,
+            kill_sgid: long_flags & abi::flag::SETXATTR_ACL_KILL_SGID != 0,
+        };
+        Ok(self.layer.setxattr(&caller(header), &self.node(header.nodeid)?, name, value, flags)?)
+    }
+
+    pub(crate) fn removexattr(&self, header: &Header, name: &[u8]) -> Outcome {
+        self.may_exist(name)?;
+        Ok(self.layer.removexattr(&caller(header), &self.node(header.nodeid)?, name)?)
+    }
+
+    fn supported(&self) -> Outcome {
+        if self.options.xattr == XattrChoice::Off { Err(Errno::ENOSYS.into()) } else { Ok(()) }
+    }
+
+    /// Refuses the names that cannot exist here, without asking the layer.
+    fn may_exist(&self, name: &[u8]) -> Outcome {
+        self.supported()?;
+        let acl = matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default");
+        let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.has_acls());
+        let no_label = name == b"security.selinux" && !self.selinux;
+        if no_acls || no_label { Err(Errno::EOPNOTSUPP.into()) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,340 @@
+//! The one file that knows backing ids: lets the kernel do the I/O on open files itself, and keeps every inode in one mode.
+//!
+//! Called by `ops/data.rs` and `ops/names.rs` at open, create and release, and by `invalidate.rs`. Rules of the kernel (6.9 and later):
+//! * while an inode is open in passthrough, every further open must be passthrough with the same backing id;
+//! * while it is open in cached mode, it cannot be opened in passthrough: whoever breaks either rule makes the user's open fail (EIO).
+//!   The kernel leaves a mode before it sends RELEASE, so the state here never leaves it too early;
+//! * the ioctl that registers a backing file is the only proof that it is permitted: the INIT flag is granted without privilege, too.
+//!
+//! After the last close, the backing id of a file opened for reading may be kept, with the layer's open file, in the hope of the next
+//! open. Kept files are bounded in number (they are descriptors), and go with the last name, with any change from outside, and when
+//! the kernel forgets the inode: a kept file holds its storage.
+
+use crate::{
+    inodes::{Inodes, Record},
+    open_files::OpenState,
+};
+use nacre_vfs::{Errno, OpenFlags, Opened};
+use parking_lot::Mutex;
+use std::{
+    collections::VecDeque,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// The two ioctls; a trait so that tests can do without a kernel.
+pub(crate) trait BackingFiles: Send + Sync {
+    /// Registers a file.
+    fn open(&self, file: BorrowedFd<'_>) -> std::io::Result<i32>;
+    /// Unregisters it.
+    fn close(&self, id: i32) -> std::io::Result<()>;
+}
+
+impl BackingFiles for fusewire::Backing {
+    fn open(&self, file: BorrowedFd<'_>) -> std::io::Result<i32> {
+        fusewire::Backing::open(self, file)
+    }
+
+    fn close(&self, id: i32) -> std::io::Result<()> {
+        fusewire::Backing::close(self, id)
+    }
+}
+
+/// How the kernel does I/O on an inode.
+#[derive(Default)]
+pub(crate) struct InodeIo(Mode);
+
+#[derive(Default)]
+enum Mode {
+    #[default]
+    Idle,
+    /// Open through the page cache of the mount, or past it.
+    Cached { opens: u32 },
+    /// Open with this backing id.
+    Passthrough { id: i32, opens: u32 },
+    /// Not open; the id and the file wait for the next open. `stamp` tells entries of the queue apart.
+    Kept { id: i32, file: Opened, flags: OpenFlags, uid: u32, stamp: u64 },
+}
+
+impl InodeIo {
+    /// Nothing is open and nothing is kept.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.0, Mode::Idle)
+    }
+}
+
+/// How one open file is to be served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IoMode {
+    /// By the kernel from the file with this backing id.
+    Passthrough(i32),
+    /// By the daemon.
+    Daemon,
+}
+
+/// What the end of an open file leaves to be done outside of the lock.
+#[must_use = "the id must be closed outside of the inode's lock"]
+#[derive(Default)]
+pub(crate) struct Leftover {
+    close: Option<i32>,
+    _file: Option<Opened>,
+    kept: Option<u64>,
+}
+
+/// Registers, shares and keeps backing files for one mount.
+pub(crate) struct Passthrough {
+    backing: OnceLock<Box<dyn BackingFiles>>,
+    /// Why not, where it is off.
+    refusal: OnceLock<String>,
+    off: AtomicBool,
+    kept: Mutex<VecDeque<(u64, u64)>>,
+    kept_count: AtomicUsize,
+    kept_limit: usize,
+    stamps: AtomicU64,
+    opens: AtomicU64,
+    reuses: AtomicU64,
+    failures: AtomicU64,
+}
+
+impl Passthrough {
+    /// Off until [`Passthrough::start`]. At most `kept_limit` files are kept open after their last close.
+    pub fn new(kept_limit: usize) -> Passthrough {
+        Passthrough {
+            backing: OnceLock::new(),
+            refusal: OnceLock::new(),
+            off: AtomicBool::new(true),
+            kept: Mutex::default(),
+            kept_count: AtomicUsize::new(0),
+            kept_limit,
+            stamps: AtomicU64::new(0),
+            opens: AtomicU64::new(0),
+            reuses: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Never for this mount, and why.
+    pub fn refuse(&self, why: impl Into<String>) {
+        // The first reason is the one that counts.
+        let _ = self.refusal.set(why.into());
+        self.off.store(true, Ordering::Release);
+    }
+
+    /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it is permitted.
+    pub fn start(&self, backing: Box<dyn BackingFiles>) {
+        if self.refusal.get().is_some() {
+            return;
+        }
+        match probe(&*backing) {
+            Ok(()) => {
+                if self.backing.set(backing).is_ok() {
+                    self.off.store(false, Ordering::Release);
+                }
+            }
+            Err(error) if error.raw_os_error() == Some(Errno::EPERM.raw()) => {
+                self.refuse("not permitted: CAP_SYS_ADMIN in the initial user namespace is needed");
+            }
+            Err(error) => self.refuse(format!("the kernel refuses backing files: {error}")),
+        }
+    }
+
+    /// `None` where the kernel does the I/O, else why it does not.
+    pub fn refusal(&self) -> Option<&str> {
+        if self.off.load(Ordering::Acquire) { Some(self.refusal.get().map_or("not started", String::as_str)) } else { None }
+    }
+
+    /// (Opens in passthrough, opens that a kept file served, opens that had to be served by the daemon after a failure, files kept).
+    pub fn figures(&self) -> (u64, u64, u64, u64) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (get(&self.opens), get(&self.reuses), get(&self.failures), self.kept_count.load(Ordering::Relaxed) as u64)
+    }
+
+    /// The kept file of an inode, if it serves an open with these flags by this user. Nothing changes yet.
+    pub fn reusable(&self, record: &mut Record<'_>, flags: OpenFlags, uid: Option<u32>) -> Option<Opened> {
+        match &record.open_state_if_any()?.io.0 {
+            Mode::Kept { file, flags: kept, uid: owner, .. } if *kept == flags && uid.is_none_or(|uid| uid == *owner) => {
+                self.reuses.fetch_add(1, Ordering::Relaxed);
+                Some(Arc::clone(file))
+            }
+            _ => None,
+        }
+    }
+
+    /// Decides how a file just opened is served, and counts it; `file` is what the kernel may use, if it may at all. Under the inode's
+    /// lock.
+    pub fn begin(&self, state: &mut OpenState, file: Option<BorrowedFd<'_>>) -> (IoMode, Leftover) {
+        let mut left = Leftover::default();
+        let (mode, chosen) = match std::mem::take(&mut state.io.0) {
+            Mode::Cached { opens } => (Mode::Cached { opens: opens.saturating_add(1) }, IoMode::Daemon),
+            Mode::Passthrough { id, opens } => (Mode::Passthrough { id, opens: opens.saturating_add(1) }, IoMode::Passthrough(id)),
+            Mode::Kept { id, file: kept, .. } => {
+                self.kept_count.fetch_sub(1, Ordering::Relaxed);
+                left._file = Some(kept);
+                if file.is_some() {
+                    (Mode::Passthrough { id, opens: 1 }, IoMode::Passthrough(id))
+                } else {
+                    left.close = Some(id);
+                    (Mode::Cached { opens: 1 }, IoMode::Daemon)
+                }
+            }
+            Mode::Idle => match self.register(file) {
+                Some(id) => (Mode::Passthrough { id, opens: 1 }, IoMode::Passthrough(id)),
+                None => (Mode::Cached { opens: 1 }, IoMode::Daemon),
+            },
+        };
+        state.io.0 = mode;
+        if matches!(chosen, IoMode::Passthrough(_)) {
+            self.opens.fetch_add(1, Ordering::Relaxed);
+        }
+        (chosen, left)
+    }
+
+    /// One open file less. With `keep`, the last one is kept for the next open: (file, flags, user). Under the inode's lock.
+    pub fn end(&self, state: &mut OpenState, keep: Option<(Opened, OpenFlags, u32)>) -> Leftover {
+        let mut left = Leftover::default();
+        state.io.0 = match std::mem::take(&mut state.io.0) {
+            Mode::Cached { opens } if opens > 1 => Mode::Cached { opens: opens - 1 },
+            Mode::Passthrough { id, opens } if opens > 1 => Mode::Passthrough { id, opens: opens - 1 },
+            Mode::Passthrough { id, .. } => match keep {
+                Some((file, flags, uid)) if self.kept_limit > 0 => {
+                    let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+                    self.kept_count.fetch_add(1, Ordering::Relaxed);
+                    left.kept = Some(stamp);
+                    Mode::Kept { id, file, flags, uid, stamp }
+                }
+                _ => {
+                    left.close = Some(id);
+                    Mode::Idle
+                }
+            },
+            Mode::Cached { .. } | Mode::Idle => Mode::Idle,
+            kept @ Mode::Kept { .. } => kept,
+        };
+        left
+    }
+
+    /// Lets go of what is kept of an inode. Under the inode's lock.
+    pub fn release_kept(&self, state: &mut OpenState) -> Leftover {
+        let mut left = Leftover::default();
+        match std::mem::take(&mut state.io.0) {
+            Mode::Kept { id, file, .. } => {
+                self.kept_count.fetch_sub(1, Ordering::Relaxed);
+                left.close = Some(id);
+                left._file = Some(file);
+            }
+            other => state.io.0 = other,
+        }
+        left
+    }
+
+    /// The state of an inode that the kernel forgot: nothing of it stays registered.
+    pub fn abandon(&self, mut state: Box<OpenState>) {
+        let left = self.release_kept(&mut state);
+        if let Mode::Passthrough { id, .. } = state.io.0 {
+            self.close(id);
+        }
+        self.finish_close(left);
+    }
+
+    /// Does outside of the lock what [`Passthrough::begin`], [`Passthrough::end`] and [`Passthrough::release_kept`] left to do for `nodeid`.
+    pub fn finish(&self, left: Leftover, nodeid: u64, inodes: &Inodes) {
+        if let Some(stamp) = left.kept {
+            self.queue(nodeid, stamp, inodes);
+        }
+        self.finish_close(left);
+    }
+
+    /// Lets go of everything that is kept of `nodeid`.
+    pub fn drop_kept(&self, nodeid: u64, inodes: &Inodes) {
+        let left = inodes.with(nodeid, |record| {
+            let left = record.open_state_if_any().map(|state| self.release_kept(state));
+            record.tidy();
+            left
+        });
+        if let Some(left) = left.flatten() {
+            self.finish_close(left);
+        }
+    }
+
+    /// Lets go of everything that is kept of any file.
+    pub fn drop_all_kept(&self, inodes: &Inodes) {
+        if self.kept_count.load(Ordering::Relaxed) > 0 {
+            let queue = std::mem::take(&mut *self.kept.lock());
+            queue.into_iter().for_each(|(nodeid, stamp)| self.drop_if_stamped(nodeid, stamp, inodes));
+        }
+    }
+
+    fn finish_close(&self, left: Leftover) {
+        if let Some(id) = left.close {
+            self.close(id);
+        }
+    }
+
+    /// Puts a kept file at the young end of the queue and lets go of the oldest ones above the limit.
+    fn queue(&self, nodeid: u64, stamp: u64, inodes: &Inodes) {
+        let mut queue = self.kept.lock();
+        queue.push_back((nodeid, stamp));
+        // Entries of files that were opened again meanwhile stay in the queue until they come to its old end.
+        while self.kept_count.load(Ordering::Relaxed) > self.kept_limit || queue.len() > 4 * self.kept_limit {
+            let Some((old, stamp)) = queue.pop_front() else { return };
+            drop(queue);
+            self.drop_if_stamped(old, stamp, inodes);
+            queue = self.kept.lock();
+        }
+    }
+
+    fn drop_if_stamped(&self, nodeid: u64, wanted: u64, inodes: &Inodes) {
+        let left = inodes.with(nodeid, |record| {
+            let state = record.open_state_if_any()?;
+            let same = matches!(state.io.0, Mode::Kept { stamp, .. } if stamp == wanted);
+            let left = same.then(|| self.release_kept(state));
+            record.tidy();
+            left
+        });
+        if let Some(left) = left.flatten() {
+            self.finish_close(left);
+        }
+    }
+
+    fn register(&self, file: Option<BorrowedFd<'_>>) -> Option<i32> {
+        if self.off.load(Ordering::Acquire) {
+            return None;
+        }
+        let backing = self.backing.get()?;
+        match backing.open(file?) {
+            Ok(id) => Some(id),
+            Err(error) => {
+                // Not a regular file, a stacked file system below, no memory: the daemon serves this inode instead.
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(%error, "a file could not be handed to the kernel");
+                None
+            }
+        }
+    }
+
+    fn close(&self, id: i32) {
+        if let Some(backing) = self.backing.get()
+            && let Err(error) = backing.close(id)
+        {
+            tracing::debug!(%error, id, "a backing file could not be closed");
+        }
+    }
+}
+
+fn probe(backing: &dyn BackingFiles) -> std::io::Result<()> {
+    use std::os::fd::AsFd;
+    let file = std::fs::File::open("/proc/self/exe")?;
+    match backing.open(file.as_fd()) {
+        Ok(id) => backing.close(id),
+        // The program lies on a stacked file system; permission has been checked before that.
+        Err(error) if error.raw_os_error() == Some(Errno::ELOOP.raw()) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+#[path = "passthrough_tests.rs"]
+mod tests;

@@ -1,0 +1,257 @@
+//! Raises inotify events inside the mount for changes made behind it. The kernel reports only what happens through a mount; so a thread of
+//! ours performs the like of each change on the mount itself, and the door, which knows the thread by its id, answers "done" without
+//! touching the layer: the change has been made already.
+//!
+//! Fed by `invalidate.rs`, asked by `door.rs`, on only with `FuseOptions::notify_watchers`. What is raised: creation for a name that
+//! appeared, deletion for one that vanished (both for a file moved or replaced), modification, change of attributes. Needs root: directories
+//! are reached by handle. Invariants: events that do not fit in the queue are dropped, the caches are emptied all the same; no descriptor of
+//! the mount is held between events, so that it can be unmounted.
+
+use crate::{
+    door::{Door, caller},
+    failure::Outcome,
+    wire,
+};
+use fusewire::{Op, Reply, Request, abi};
+use nacre_sys::handles::{self, Handle};
+use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Name, Time};
+use parking_lot::Mutex;
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, OFlags},
+    io::Errno as SysErrno,
+};
+use std::{
+    ffi::OsStr,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+};
+
+/// Events waiting; a burst above that tells watchers no more.
+const QUEUE: usize = 4096;
+/// A node id that stands for files that are gone, for the moment of their deletion; the inode table gives out greater ones.
+const PHANTOM: u64 = 2;
+/// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and one of generation.
+const HANDLE_KIND: i32 = 0x81;
+
+/// Something that changed behind the mount.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A name in the directory with this node id.
+    Name(u64, Box<[u8]>),
+    /// Attributes of the file with this node id.
+    Attributes(u64),
+    /// Content.
+    Content(u64),
+}
+
+/// What the thread is pretending to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Appear,
+    Vanish,
+    Touch,
+}
+
+/// The state between the thread and the door.
+#[derive(Default)]
+pub(crate) struct Shadow {
+    /// Thread id; 0 while there is none.
+    tid: AtomicU32,
+    act: Mutex<Option<Act>>,
+    queue: Mutex<Option<SyncSender<Event>>>,
+}
+
+impl Shadow {
+    /// Opens the queue; its end goes to the thread.
+    pub fn open(&self) -> Receiver<Event> {
+        let (sender, receiver) = sync_channel(QUEUE);
+        *self.queue.lock() = Some(sender);
+        receiver
+    }
+
+    /// Closes the queue: the thread ends when it is empty.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
+    /// Hands an event to the thread. False where there is none, or its queue is full.
+    pub fn raise(&self, event: Event) -> bool {
+        self.queue.lock().as_ref().is_some_and(|queue| queue.try_send(event).is_ok())
+    }
+
+    /// Whether a request comes from the thread.
+    pub fn is_shadow(&self, tid: u32) -> bool {
+        self.tid.load(Ordering::Relaxed) == tid
+    }
+
+    fn during<T>(&self, act: Act, call: impl FnOnce() -> T) -> T {
+        *self.act.lock() = Some(act);
+        let result = call();
+        *self.act.lock() = None;
+        result
+    }
+}
+
+impl Door {
+    /// A request of the thread: what it pretends is answered as done, everything else as for anybody.
+    pub(crate) fn shadow_request(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
+        let act = *self.shadow.act.lock();
+        match (act, request.op) {
+            (Some(Act::Appear), Op::Lookup { .. }) => Err(Errno::ENOENT.into()),
+            (Some(Act::Appear), Op::Mknod { name, .. } | Op::Mkdir { name, .. } | Op::Symlink { name, .. }) => {
+                self.lookup_existing(request, name, reply)
+            }
+            (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
+            (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
+            (Some(Act::Touch), Op::Setattr(_)) => self.getattr(&request.header, None, reply),
+            _ => self.operate(request, reply),
+        }
+    }
+
+    fn lookup_existing(&self, request: &Request<'_>, name: &[u8], reply: &mut Reply<'_>) -> Outcome {
+        let (parent, id) = self.parent(request.header.nodeid)?;
+        let entry = self.layer.lookup(&caller(&request.header), &parent, Name::new(name)?)?;
+        Ok(reply.entry(&self.found(&entry, id.ino, self.new_name_time(&parent)))?)
+    }
+}
+
+/// A regular file that nobody can use.
+fn phantom() -> abi::EntryOut {
+    let zero = Time::default();
+    let attr = Attr {
+        id: FileId { fs: 0, ino: PHANTOM, generation: 0 },
+        kind: Kind::File,
+        mode: 0,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev_major: 0,
+        rdev_minor: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: None,
+    };
+    wire::entry(PHANTOM, &attr, std::time::Duration::ZERO, std::time::Duration::ZERO)
+}
+
+/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has been raised.
+pub(crate) fn run(events: &Receiver<Event>, door: &Door, device: u64, forget_name: &impl Fn(u64, &[u8])) {
+    door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
+    for event in events {
+        let raised = match &event {
+            Event::Name(parent, name) => name_changed(door, device, *parent, name),
+            Event::Attributes(nodeid) => touched(door, device, *nodeid, false),
+            Event::Content(nodeid) => touched(door, device, *nodeid, true),
+        };
+        if let Err(error) = raised {
+            tracing::debug!(%error, ?event, "an event for watchers could not be raised");
+        }
+        if let Event::Name(parent, name) = &event {
+            forget_name(*parent, name);
+        }
+    }
+    door.shadow.tid.store(0, Ordering::Relaxed);
+}
+
+fn name_changed(door: &Door, device: u64, parent: u64, bytes: &[u8]) -> Result<(), SysErrno> {
+    let name = OsStr::from_bytes(bytes);
+    let (Some(node), Ok(checked)) = (door.inodes.node(parent), Name::new(bytes)) else { return Ok(()) };
+    let directory = by_handle(door, device, parent)?;
+    match door.layer.lookup(&Caller::ROOT, &node, checked) {
+        Ok(entry) => appeared(door, directory.as_fd(), name, &entry),
+        Err(Errno::ENOENT) => vanished(door, directory.as_fd(), name),
+        Err(error) => Err(SysErrno::from_raw_os_error(error.raw())),
+    }
+}
+
+fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> Result<(), SysErrno> {
+    match make(door, directory, name, entry) {
+        Err(SysErrno::EXIST) => {
+            // The kernel knows the name already: made through the mount, looked up since, or another file that was replaced.
+            let known = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if known.st_ino == entry.attr.id.ino {
+                return Ok(());
+            }
+            vanished(door, directory, name)?;
+            make(door, directory, name, entry)
+        }
+        other => other,
+    }
+}
+
+fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> Result<(), SysErrno> {
+    let mode = Mode::from_raw_mode(entry.attr.mode & 0o777);
+    let device = rustix::fs::makedev(entry.attr.rdev_major, entry.attr.rdev_minor);
+    door.shadow.during(Act::Appear, || match entry.attr.kind {
+        Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
+        Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
+        Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
+        Kind::Block => rustix::fs::mknodat(directory, name, FileType::BlockDevice, mode, device),
+        Kind::Character => rustix::fs::mknodat(directory, name, FileType::CharacterDevice, mode, device),
+        Kind::Fifo => rustix::fs::mknodat(directory, name, FileType::Fifo, mode, 0),
+        Kind::Socket => rustix::fs::mknodat(directory, name, FileType::Socket, mode, 0),
+    })
+}
+
+fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), SysErrno> {
+    let remove = |flags| rustix::fs::unlinkat(directory, name, flags);
+    door.shadow.during(Act::Vanish, || match remove(AtFlags::empty()) {
+        Err(SysErrno::ISDIR) => remove(AtFlags::REMOVEDIR),
+        // The kernel knows that there is no such name.
+        Err(SysErrno::NOENT) => Ok(()),
+        other => other,
+    })
+}
+
+/// Sets the mode or the size that a file has.
+fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), SysErrno> {
+    let file = by_handle(door, device, nodeid)?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let stat = rustix::fs::fstat(&file)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    door.shadow.during(Act::Touch, || {
+        if content && kind == FileType::RegularFile {
+            let length = u64::try_from(stat.st_size).unwrap_or_default();
+            nacre_sys::length::truncate(Path::new(&path), length).map_err(number)
+        } else if kind == FileType::Symlink || content {
+            // Links have no mode to set; a directory's content is its names, which are told one by one.
+            Ok(())
+        } else {
+            rustix::fs::chmodat(CWD, path.as_str(), Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())
+        }
+    })
+}
+
+/// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not, and then nobody watches it either.
+fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open(&door.options.mountpoint, flags, Mode::empty())?;
+    if rustix::fs::fstat(&root)?.st_dev != device {
+        // Something else is mounted over it.
+        return Err(SysErrno::STALE);
+    }
+    let mut bytes = [0_u8; 12];
+    let words = [(nodeid >> 32) as u32, nodeid as u32, 0];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    let handle = Handle { kind: HANDLE_KIND, bytes: &bytes };
+    let opened = handles::open(root.as_fd(), handle, OFlags::PATH.bits().cast_signed());
+    opened.map_err(number)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
+fn number(error: std::io::Error) -> SysErrno {
+    SysErrno::from_io_error(&error).unwrap_or(SysErrno::IO)
+}

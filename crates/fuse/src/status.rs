@@ -1,0 +1,131 @@
+//! The figures of a mount, as plain data: read by the command line for `status`, `top` and Prometheus text.
+
+use crate::{door::Door, invalidate::InvalidationCounts};
+use fusewire::Session;
+use nacre_vfs::{Coherence, Description};
+use std::{path::PathBuf, sync::atomic::Ordering};
+
+/// How requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// FUSE over io_uring.
+    Uring,
+    /// The fuse device.
+    Device,
+}
+
+impl Transport {
+    /// As shown to users.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Uring => "io_uring",
+            Transport::Device => "device",
+        }
+    }
+}
+
+/// Requests of one kind since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperationCounts {
+    /// The kernel's name of it (`LOOKUP`).
+    pub name: &'static str,
+    /// Requests handled.
+    pub requests: u64,
+    /// Of these, answered with an error; a name that is not there is one.
+    pub errors: u64,
+    /// Time spent on all of them together, nanoseconds.
+    pub total_ns: u64,
+    /// Bucket `i` counts requests that took from 2^i to 2^(i+1) - 1 nanoseconds.
+    pub histogram: Vec<u64>,
+}
+
+/// How many opens the kernel serves itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PassthroughCounts {
+    /// Why it is off; `None` where it is on.
+    pub refusal: Option<String>,
+    /// Opens in passthrough.
+    pub opens: u64,
+    /// Of these, served by a file kept open since its last close.
+    pub reused: u64,
+    /// Opens that the daemon serves because registering the file failed.
+    pub failures: u64,
+    /// Files kept open now.
+    pub kept: u64,
+}
+
+/// Everything that a mount knows of itself at one moment.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// How requests arrive.
+    pub transport: Transport,
+    /// Why it is not io_uring although that was wanted.
+    pub transport_fallback: Option<String>,
+    /// Passthrough.
+    pub passthrough: PassthroughCounts,
+    /// The kernel enforces POSIX ACLs.
+    pub acls: bool,
+    /// Requests by kind, in the order of the protocol; only those that occurred.
+    pub operations: Vec<OperationCounts>,
+    /// Requests that somebody waited for: all but FORGET and INTERRUPT.
+    pub requests: u64,
+    /// Requests being handled now.
+    pub in_flight: usize,
+    /// Threads that serve requests now.
+    pub threads: usize,
+    /// Files that the kernel knows now.
+    pub inodes: usize,
+    /// Files open now.
+    pub open_files: usize,
+    /// What the layers promise for the root.
+    pub coherence: Coherence,
+    /// Changes behind the mount that the kernel was told of.
+    pub invalidations: u64,
+    /// Times when anything may have changed: a lost notice of the watch, or a reload.
+    pub invalidated_all: u64,
+    /// The layers.
+    pub stack: Description,
+}
+
+impl Status {
+    /// Requests of one kind.
+    pub fn requests_of(&self, name: &str) -> u64 {
+        self.operations.iter().find(|operation| operation.name == name).map_or(0, |operation| operation.requests)
+    }
+}
+
+/// Reads all figures.
+pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) -> Status {
+    let counters = session.counters();
+    let operations = counters.snapshot().into_iter().map(|op| OperationCounts {
+        name: op.name,
+        requests: op.requests,
+        errors: op.errors,
+        total_ns: op.total_ns,
+        histogram: op.buckets.to_vec(),
+    });
+    let (opens, reused, failures, kept) = door.passthrough.figures();
+    let refusal = door.passthrough.refusal().map(str::to_owned);
+    Status {
+        mountpoint: door.options.mountpoint.clone(),
+        transport: match session.transport() {
+            fusewire::Transport::Uring => Transport::Uring,
+            fusewire::Transport::Device => Transport::Device,
+        },
+        transport_fallback: session.fallback_reason().map(str::to_owned),
+        passthrough: PassthroughCounts { refusal, opens, reused, failures, kept },
+        acls: door.agreement().acls,
+        operations: operations.collect(),
+        requests: counters.total(),
+        in_flight: session.in_flight(),
+        threads: session.threads(),
+        inodes: door.inodes.len(),
+        open_files: door.files.len(),
+        coherence: crate::negotiate::root_coherence(&*door.layer),
+        invalidations: counts.received.load(Ordering::Relaxed),
+        invalidated_all: counts.everything.load(Ordering::Relaxed),
+        stack: door.layer.describe(),
+    }
+}
