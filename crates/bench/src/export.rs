@@ -1,0 +1,179 @@
+//! Exporters: each turns the same [`Report`] into text. Pure, so that a saved result can be exported again; only
+//! [`Exports::write`] touches files.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+
+use crate::failure::{Doing, Failure};
+use crate::report::Report;
+
+pub mod csv;
+pub mod html;
+pub mod markdown;
+pub mod plot;
+pub mod terminal;
+
+/// What the cells of the terminal table show.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Show {
+    /// Change of throughput against the baseline in percent.
+    #[default]
+    Percent,
+    /// Ratio of times to the baseline.
+    Ratio,
+    /// Rates.
+    Time,
+}
+
+/// Where results go.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exports {
+    /// Cells of the terminal table.
+    pub show: Show,
+    /// JSON file.
+    pub json: Option<PathBuf>,
+    /// CSV file.
+    pub csv: Option<PathBuf>,
+    /// HTML file.
+    pub html: Option<PathBuf>,
+    /// Markdown file whose marked part is replaced.
+    pub markdown: Option<PathBuf>,
+}
+
+impl Exports {
+    /// Writes every file asked for.
+    pub fn write(&self, report: &Report) -> Result<(), Failure> {
+        if let Some(path) = &self.json {
+            let text = serde_json::to_string_pretty(report).map_err(|error| Failure::new(format!("writing JSON: {error}")))?;
+            fs::write(path, text + "\n").doing("writing", path)?;
+        }
+        if let Some(path) = &self.csv {
+            fs::write(path, csv::text(report)).doing("writing", path)?;
+        }
+        if let Some(path) = &self.html {
+            fs::write(path, html::page(report)?).doing("writing", path)?;
+        }
+        if let Some(path) = &self.markdown {
+            let old = match fs::read_to_string(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+                result => result.doing("reading", path)?,
+            };
+            fs::write(path, markdown::replace(&old, report)?).doing("writing", path)?;
+        }
+        Ok(())
+    }
+}
+
+/// A rate with its unit: `1.23 GB/s`, `45.6 k/s`.
+pub fn rate(rate: f64, unit: &str) -> String {
+    let suffix = if unit == "bytes" { "B/s" } else { "/s" };
+    let (scaled, prefix) = match rate {
+        rate if rate >= 1e9 => (rate / 1e9, "G"),
+        rate if rate >= 1e6 => (rate / 1e6, "M"),
+        rate if rate >= 1e3 => (rate / 1e3, "k"),
+        rate => (rate, ""),
+    };
+    let digits = match scaled {
+        scaled if scaled >= 100.0 => 0,
+        scaled if scaled >= 10.0 => 1,
+        _ => 2,
+    };
+    format!("{scaled:.digits$} {prefix}{suffix}")
+}
+
+/// Change of throughput for a ratio of times: `-76 %`; one more digit where it would say `-100 %`.
+pub fn percent(ratio: f64) -> String {
+    let change = crate::stats::throughput_change(ratio);
+    if change < -99.0 { format!("{change:+.1} %") } else { format!("{change:+.0} %") }
+}
+
+/// A ratio of times: `4.17`, `12.3`, `120`.
+pub fn ratio(ratio: f64) -> String {
+    match ratio {
+        ratio if ratio >= 100.0 => format!("{ratio:.0}"),
+        ratio if ratio >= 10.0 => format!("{ratio:.1}"),
+        ratio => format!("{ratio:.2}"),
+    }
+}
+
+/// The lines that say where and how a run was made.
+pub fn provenance(report: &Report) -> Vec<String> {
+    let (machine, settings) = (&report.machine, &report.settings);
+    let uring = match machine.fuse_over_io_uring {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => "unknown",
+    };
+    let programs: Vec<String> = machine.programs.iter().map(|(name, version)| format!("{name}: {version}")).collect();
+    let mut lines = vec![
+        format!("Linux {}, {} x {}, {:.1} GiB", machine.kernel, machine.cores, machine.cpu, machine.memory as f64 / f64::from(1 << 30)),
+        format!("Source on {}; FUSE over io_uring {uring}", machine.filesystem),
+        format!("{} UTC, {:.0} s, median of {}; \"first\" is a {}", report.started, report.seconds, settings.rounds, settings.cold),
+        format!(
+            "{} small files, {} files in the big directory, {} in the tree, page-cache file of {} MiB",
+            settings.files,
+            settings.listing,
+            settings.tree,
+            settings.cache_bytes >> 20
+        ),
+        programs.join("; "),
+    ];
+    if crate::machine::busy(machine) {
+        lines.push(format!("The machine was not idle at the start (load {:.2}): small differences mean nothing", machine.load));
+    }
+    lines
+}
+
+/// What was left out and why, and remarks of the run.
+pub fn remarks(report: &Report) -> Vec<String> {
+    let skipped = report.targets.iter().filter_map(|target| target.skipped.as_ref().map(|why| format!("{} skipped: {why}", target.title)));
+    skipped.chain(report.notes.iter().cloned()).collect()
+}
+
+/// Columns with at least one measurement, by index into the report's targets.
+pub fn measured_columns(report: &Report) -> Vec<usize> {
+    let has_cell = |id: &str| report.cells.iter().any(|cell| cell.target == id);
+    report.targets.iter().enumerate().filter(|(_, target)| has_cell(&target.id)).map(|(index, _)| index).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_report::report;
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(rate(1.234e9, "bytes"), "1.23 GB/s");
+        assert_eq!(rate(45_600.0, "operations"), "45.6 k/s");
+        assert_eq!(rate(7.0, "operations"), "7.00 /s");
+        assert_eq!(percent(1.0 / 0.24), "-76 %");
+        assert_eq!(percent(250.0), "-99.6 %");
+        assert_eq!(percent(0.5), "+100 %");
+        assert_eq!(ratio(4.166), "4.17");
+        assert_eq!(ratio(123.4), "123");
+    }
+
+    #[test]
+    fn every_file_is_written_and_json_reads_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| Some(directory.path().join(name));
+        let exports =
+            Exports { show: Show::Percent, json: file("r.json"), csv: file("r.csv"), html: file("r.html"), markdown: file("r.md") };
+        exports.write(&report()).unwrap();
+        let json = fs::read_to_string(directory.path().join("r.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());
+        for name in ["r.csv", "r.html", "r.md"] {
+            assert!(fs::metadata(directory.path().join(name)).unwrap().len() > 100, "{name}");
+        }
+        let before = fs::read_to_string(directory.path().join("r.md")).unwrap();
+        exports.write(&report()).unwrap();
+        assert_eq!(fs::read_to_string(directory.path().join("r.md")).unwrap(), before, "writing again changes nothing");
+    }
+
+    #[test]
+    fn skipped_columns_are_named_not_shown() {
+        assert_eq!(measured_columns(&report()), [0, 1]);
+        assert_eq!(remarks(&report()), ["nacre skipped: nothing is mounted | at all", "a <note>"]);
+    }
+}

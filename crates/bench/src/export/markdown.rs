@@ -1,0 +1,111 @@
+//! A Markdown table between two markers, so that a document keeps its prose when its numbers are renewed.
+
+use super::{measured_columns, percent, provenance, rate, ratio, remarks};
+use crate::failure::Failure;
+use crate::figures::{self, Verdict};
+use crate::report::Report;
+use crate::summary::{overall, sections};
+
+fn markers(table: &str) -> (String, String) {
+    (format!("<!-- nacre bench {table}: begin -->"), format!("<!-- nacre bench {table}: end -->"))
+}
+
+/// `old` with what is between the table's markers replaced, or with both markers appended.
+pub fn replace(old: &str, report: &Report) -> Result<String, Failure> {
+    let (begin, end) = markers(&report.table);
+    let part = format!("{begin}\n{}{end}", table(report)?);
+    match (old.split_once(&begin), old.split_once(&end)) {
+        (None, None) => {
+            let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
+            Ok(format!("{old}{gap}{part}\n"))
+        }
+        (Some((head, _)), Some((until, tail))) if until.len() >= head.len() => Ok(format!("{head}{part}{tail}")),
+        _ => Err(Failure::new(format!("the markers of table {} do not match", report.table))),
+    }
+}
+
+fn table(report: &Report) -> Result<String, Failure> {
+    let columns = measured_columns(report);
+    let mut out = format!("\n### {}\n\n", report.title);
+    for line in provenance(report) {
+        out.push_str(&format!("- {}\n", escape(&line)));
+    }
+    let sections = sections(report);
+    for section in &sections {
+        out.push_str(&format!("\n#### {}\n\n| test |", escape(&section.title)));
+        for target in columns.iter().filter_map(|column| report.targets.get(*column)) {
+            out.push_str(&format!(" {} |", escape(&target.title)));
+        }
+        out.push_str(&format!("\n|---|{}\n", "---:|".repeat(columns.len())));
+        for row in &section.rows {
+            let entries = columns.iter().map(|column| row.entries.get(*column).copied().flatten().map(|entry| (*column, entry)));
+            let cells = entries.map(|entry| {
+                entry.map_or_else(|| "-".to_owned(), |(column, entry)| cell(report, column, &row.unit, entry.rate, entry.ratio))
+            });
+            out.push_str(&format!("| {} | {} |\n", escape(&row.title), cells.collect::<Vec<String>>().join(" | ")));
+        }
+    }
+    let means: Vec<String> = columns
+        .iter()
+        .filter_map(|column| Some((report.targets.get(*column)?, overall(report, &sections).get(*column).copied().flatten()?)))
+        .filter(|(target, _)| target.id != target.baseline)
+        .map(|(target, mean)| format!("{} {}", escape(&target.title), percent(mean)))
+        .collect();
+    out.push_str(&format!("\nMean over all rows: {}.\n", means.join(", ")));
+    for remark in remarks(report) {
+        out.push_str(&format!("\n- {}", escape(&remark)));
+    }
+    out.push_str(&promises(&figures::judge_table(report)?));
+    Ok(out)
+}
+
+fn promises(verdicts: &[Verdict]) -> String {
+    if verdicts.iter().all(|verdict| verdict.reached.is_none()) {
+        return "\n".to_owned();
+    }
+    format!("\n#### Promised and reached\n\n```\n{}```\n\n", figures::text(verdicts))
+}
+
+fn cell(report: &Report, column: usize, unit: &str, own_rate: f64, own_ratio: f64) -> String {
+    match report.targets.get(column) {
+        Some(target) if target.id == target.baseline => rate(own_rate, unit),
+        _ => format!("{} ({}x)", percent(own_ratio), ratio(own_ratio)),
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_report::report;
+
+    #[test]
+    fn prose_round_the_markers_stays() {
+        let (begin, end) = markers("mirror");
+        let old = format!("# Numbers\n\nBefore.\n\n{begin}\nstale\n{end}\n\nAfter.\n");
+        let new = replace(&old, &report()).unwrap();
+        assert!(new.starts_with("# Numbers\n\nBefore.\n\n<!-- nacre bench mirror: begin -->\n"));
+        assert!(new.ends_with("<!-- nacre bench mirror: end -->\n\nAfter.\n"));
+        assert!(!new.contains("stale"));
+        assert_eq!(replace(&new, &report()).unwrap(), new);
+    }
+
+    #[test]
+    fn cells_and_escapes() {
+        let text = replace("", &report()).unwrap();
+        assert!(text.contains("| test | direct | bindfs |\n|---|---:|---:|\n"), "{text}");
+        assert!(text.contains("| stat, again | 1.00 k/s | -50 % (2.00x) |\n"), "{text}");
+        assert!(text.contains("nothing is mounted \\| at all"));
+        assert!(text.contains("a &lt;note>"));
+    }
+
+    #[test]
+    fn unpaired_markers_are_refused() {
+        let (begin, end) = markers("mirror");
+        assert!(replace(&format!("{begin}\n"), &report()).is_err());
+        assert!(replace(&format!("{end}\n{begin}\n"), &report()).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! The table for the terminal: rates of the baseline, then each target's change of throughput.
+
+use super::{Show, measured_columns, percent, provenance, rate, ratio, remarks};
+use crate::report::Report;
+use crate::summary::{Entry, Row, overall, sections};
+
+const ROW_WIDTH: usize = 30;
+
+/// The table as text with a final newline.
+pub fn text(report: &Report, show: Show) -> String {
+    let columns = measured_columns(report);
+    let mut out = format!("{}\n", report.title);
+    for line in provenance(report) {
+        out.push_str(&format!("  {line}\n"));
+    }
+    out.push_str(match show {
+        Show::Percent => "  Cells: change of throughput against the directory itself (-76 %: a quarter is left)\n\n",
+        Show::Ratio => "  Cells: ratio of times to the directory itself (below 1 is faster)\n\n",
+        Show::Time => "  Cells: rates\n\n",
+    });
+    let widths: Vec<usize> =
+        columns.iter().filter_map(|column| report.targets.get(*column)).map(|target| target.title.len().max(10)).collect();
+    let titles = columns.iter().filter_map(|column| report.targets.get(*column)).map(|target| target.title.clone());
+    line(&mut out, "", titles, &widths);
+    let sections = sections(report);
+    for section in &sections {
+        out.push_str(&format!("{}\n", section.title));
+        for row in &section.rows {
+            let cells = columns.iter().map(|column| {
+                row.entries.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), |entry| cell(report, *column, row, entry, show))
+            });
+            line(&mut out, &format!("  {}", row.title), cells, &widths);
+        }
+        if section.rows.len() > 1 && show != Show::Time {
+            mean(&mut out, "  mean", &section.mean, &columns, &widths, show);
+        }
+    }
+    if sections.len() > 1 && show != Show::Time {
+        mean(&mut out, "mean of all", &overall(report, &sections), &columns, &widths, show);
+    }
+    for remark in remarks(report) {
+        out.push_str(&format!("note: {remark}\n"));
+    }
+    out
+}
+
+fn cell(report: &Report, column: usize, row: &Row, entry: Entry, show: Show) -> String {
+    let is_baseline = report.targets.get(column).is_some_and(|target| target.baseline == target.id);
+    match show {
+        _ if is_baseline => rate(entry.rate, &row.unit),
+        Show::Time => rate(entry.rate, &row.unit),
+        Show::Percent => percent(entry.ratio),
+        Show::Ratio => ratio(entry.ratio),
+    }
+}
+
+fn mean(out: &mut String, title: &str, means: &[Option<f64>], columns: &[usize], widths: &[usize], show: Show) {
+    let word = |value: f64| if show == Show::Ratio { ratio(value) } else { percent(value) };
+    let cells = columns.iter().map(|column| means.get(*column).copied().flatten().map_or_else(String::new, word));
+    line(out, title, cells, widths);
+}
+
+fn line(out: &mut String, title: &str, cells: impl Iterator<Item = String>, widths: &[usize]) {
+    out.push_str(&format!("{title:ROW_WIDTH$}"));
+    for (cell, width) in cells.zip(widths) {
+        out.push_str(&format!("  {cell:>width$}"));
+    }
+    let kept = out.trim_end_matches(' ').len();
+    out.truncate(kept);
+    out.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_report::report;
+
+    #[test]
+    fn percent_of_direct() {
+        let text = text(&report(), Show::Percent);
+        let table = text.split_once("\n\n").unwrap().1;
+        let expected = "                                    direct      bindfs\n\
+                        data\n  read                           82.9 MB/s       -75 %\n\
+                        names\n  stat, again                     1.00 k/s       -50 %\n\
+                        mean of all                                      -65 %\n\
+                        note: nacre skipped: nothing is mounted | at all\nnote: a <note>\n";
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn ratios_and_rates() {
+        assert!(text(&report(), Show::Ratio).contains("stat, again                     1.00 k/s        2.00\n"));
+        assert!(text(&report(), Show::Time).contains("stat, again                     1.00 k/s      500 /s\n"));
+    }
+}

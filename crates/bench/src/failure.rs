@@ -1,0 +1,43 @@
+//! The one error type of the bench: a sentence for the person at the terminal.
+//!
+//! Every module here returns it; nothing outside inspects it, because the only thing a caller can do is print it.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+/// What went wrong, as one sentence without a final full stop.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure(String);
+
+impl Failure {
+    /// A failure described by `what`.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+
+    /// An I/O error met while doing `doing` to `path`.
+    pub fn io(doing: &str, path: &Path, error: impl Into<io::Error>) -> Self {
+        Self(format!("{doing} {}: {}", path.display(), error.into()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Attaches "doing PATH" to an I/O result.
+pub trait Doing<T> {
+    /// Turns the error into a [`Failure`] that names the step and the path.
+    fn doing(self, doing: &str, path: &Path) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, doing: &str, path: &Path) -> Result<T, Failure> {
+        self.map_err(|error| Failure::io(doing, path, error))
+    }
+}

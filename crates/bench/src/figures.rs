@@ -1,0 +1,161 @@
+//! The figures that nacre promises, as data (`figures` beside `Cargo.toml`), and how a run compares with them.
+//!
+//! Timing on a busy machine proves nothing, so this is information unless `--check` is given.
+
+use crate::failure::Failure;
+use crate::report::Report;
+use crate::summary::{rate, ratio};
+use crate::table::{self, Table};
+
+/// The file as it was when this program was built.
+pub const PROMISED: &str = include_str!("../figures");
+
+/// One promise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Who promises.
+    pub target: String,
+    /// Compared with whom.
+    pub base: String,
+    /// In which test.
+    pub test: String,
+    /// If given, the time in `test` is first divided by that in this one: how the target scales.
+    pub per: Option<String>,
+    /// Largest ratio of times.
+    pub limit: f64,
+    /// Amount per second that is enough whatever the ratio.
+    pub or_rate: Option<f64>,
+}
+
+/// A promise and what a run reached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// The promise.
+    pub figure: Figure,
+    /// Ratio of times, if the run measured it.
+    pub reached: Option<f64>,
+    /// Whether it was kept, if the run measured it.
+    pub kept: Option<bool>,
+}
+
+/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, `#` starts a comment.
+pub fn parse(text: &str) -> Result<Vec<Figure>, Failure> {
+    let mut figures = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let words: Vec<&str> = line.split('#').next().unwrap_or_default().split_whitespace().collect();
+        if words.is_empty() {
+            continue;
+        }
+        figures.push(parse_words(&words).ok_or_else(|| Failure::new(format!("figures, line {}: {line}", number + 1)))?);
+    }
+    Ok(figures)
+}
+
+fn parse_words(words: &[&str]) -> Option<Figure> {
+    let (target, base, test, limit, rest) = match words {
+        [target, base, test, limit, rest @ ..] => (target, base, test, limit, rest),
+        _ => return None,
+    };
+    let or_rate = match rest {
+        [] => None,
+        ["or-rate", rate] => Some(rate.parse().ok()?),
+        _ => return None,
+    };
+    let (test, per) = test.split_once('/').map_or((*test, None), |(test, per)| (test, Some(per.to_owned())));
+    Some(Figure {
+        target: (*target).to_owned(),
+        base: (*base).to_owned(),
+        test: test.to_owned(),
+        per,
+        limit: limit.parse().ok().filter(|limit: &f64| *limit > 0.0)?,
+        or_rate,
+    })
+}
+
+/// The figures that are about this table.
+fn of_table(figures: Vec<Figure>, table: &Table) -> Vec<Figure> {
+    figures.into_iter().filter(|figure| table.test(&figure.test).is_some()).collect()
+}
+
+/// Compares a run with the promises.
+fn judge(report: &Report, figures: Vec<Figure>) -> Vec<Verdict> {
+    figures
+        .into_iter()
+        .map(|figure| {
+            let reached = reached(report, &figure);
+            let fast_enough = figure.or_rate.and_then(|enough| rate(report, &figure.test, &figure.target).map(|rate| rate >= enough));
+            let kept = reached.map(|ratio| ratio <= figure.limit || fast_enough == Some(true));
+            Verdict { figure, reached, kept }
+        })
+        .collect()
+}
+
+/// Compares a run with the promises about its table.
+pub fn judge_table(report: &Report) -> Result<Vec<Verdict>, Failure> {
+    let Some(table) = table::find(&report.table) else { return Ok(Vec::new()) };
+    Ok(judge(report, of_table(parse(PROMISED)?, table)))
+}
+
+fn reached(report: &Report, figure: &Figure) -> Option<f64> {
+    let own = ratio(report, &figure.test, &figure.target, &figure.base)?;
+    match &figure.per {
+        Some(per) => ratio(report, per, &figure.target, &figure.base).map(|single| own / single),
+        None => Some(own),
+    }
+}
+
+/// The verdicts as aligned text, one per line, in the file's own order.
+pub fn text(verdicts: &[Verdict]) -> String {
+    let mut out = String::from("kept  target           over          test                              limit    reached\n");
+    for Verdict { figure, reached, kept } in verdicts {
+        let test = figure.per.as_ref().map_or_else(|| figure.test.clone(), |per| format!("{}/{per}", figure.test));
+        let mark = match kept {
+            Some(true) => "yes",
+            Some(false) => "NO",
+            None => "-",
+        };
+        let reached = reached.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.3}"));
+        let rate = figure.or_rate.map_or_else(String::new, |rate| format!("  or {:.0} MB/s", rate / 1e6));
+        out.push_str(&format!("{mark:5} {:16} {:13} {test:32} {:6.2} {reached:>10}{rate}\n", figure.target, figure.base, figure.limit));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample_report::report;
+    use crate::table::MIRROR;
+
+    #[test]
+    fn the_file_names_real_targets_and_tests() {
+        let figures = parse(PROMISED).unwrap();
+        assert!(figures.len() > 20);
+        for figure in figures {
+            for target in [&figure.target, &figure.base] {
+                assert!(MIRROR.target(target).is_some(), "{target}");
+            }
+            for test in figure.per.iter().chain([&figure.test]) {
+                assert!(MIRROR.test(test).is_some(), "{test}");
+            }
+        }
+    }
+
+    #[test]
+    fn bad_lines_are_errors() {
+        for bad in ["nacre direct stat-again", "nacre direct stat-again x", "nacre direct stat-again 1.2 or 3", "a b c -1"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse("# only\n\n  # comments").unwrap(), []);
+    }
+
+    #[test]
+    fn verdicts() {
+        let figures = parse(
+            "bindfs direct stat-again 2.0\nbindfs direct stat-again 1.9\nnacre direct stat-again 1\n\
+             bindfs direct stat-again 1.9 or-rate 500\nbindfs direct iozone-read/stat-again 1.5",
+        );
+        let kept: Vec<Option<bool>> = judge(&report(), figures.unwrap()).iter().map(|verdict| verdict.kept).collect();
+        assert_eq!(kept, [Some(true), Some(false), None, Some(true), Some(false)]);
+    }
+}

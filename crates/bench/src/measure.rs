@@ -1,0 +1,251 @@
+//! The run itself: units times rounds times targets, targets taking turns so that a slow minute of the machine hits all.
+//!
+//! The calling thread owns the mounts; each visit's workload runs on a thread of its own and talks to it over channels.
+//! A target that cannot be mounted, or fails a workload, is left out from there on and the reason is recorded; it never
+//! stops the others.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::failure::{Doing, Failure};
+use crate::machine;
+use crate::mounted::{Mounted, obstacle};
+use crate::options::{Plan, User};
+use crate::programs;
+use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
+use crate::scratch::Scratch;
+use crate::table::{self, Group};
+use crate::target::Target;
+use crate::undo::{Guard, Undo};
+use crate::workload::{self, Buffer, Event, Link, Unit, Visit};
+
+/// Records are at most this big.
+const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
+
+/// Makes the run that `plan` describes. Everything that was put in place is taken away before it returns.
+pub fn run(plan: &Plan) -> Result<Report, Failure> {
+    // Files that we make are looked at by the ordinary user's programs too.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let undo = Undo::default();
+    let _guard = Guard::start(undo.clone())?;
+    let scratch = Scratch::prepare(plan, &undo)?;
+    let mut report = empty_report(plan, &scratch)?;
+    let start = Instant::now();
+    let mut run = Run { plan, scratch: &scratch, buffer: Buffer::new(largest_record(plan)), progress: progress(plan) };
+    let result = run.all(&mut report);
+    run.progress.finish_and_clear();
+    report.seconds = start.elapsed().as_secs_f64();
+    result.map(|()| report)
+}
+
+fn largest_record(plan: &Plan) -> usize {
+    let largest = plan.scale.points.iter().map(|point| point.record).max().unwrap_or(0).max(LARGEST_RECORD);
+    usize::try_from(largest).unwrap_or(usize::MAX)
+}
+
+fn groups(plan: &Plan) -> Vec<Group> {
+    plan.table.groups().into_iter().filter(|group| plan.tests.iter().any(|test| test.group == *group)).collect()
+}
+
+fn units(plan: &Plan) -> Vec<Unit> {
+    groups(plan).into_iter().flat_map(|group| Unit::of(group, &plan.scale)).collect()
+}
+
+fn progress(plan: &Plan) -> ProgressBar {
+    let steps = units(plan).len() as u64 * u64::from(plan.scale.rounds) * plan.targets.len() as u64;
+    // Hidden by itself when standard error is not a terminal.
+    let bar = ProgressBar::new(steps);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed_precise} (about {eta} left)  {wide_msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
+    let scale = &plan.scale;
+    let tests = plan.tests.iter().map(|test| TestEntry {
+        id: test.id.to_owned(),
+        title: test.title.to_owned(),
+        group: test.group.title().to_owned(),
+        unit: if test.unit == table::Unit::Bytes { "bytes" } else { "operations" }.to_owned(),
+    });
+    let targets = plan.targets.iter().map(|target| TargetEntry {
+        id: target.id.to_owned(),
+        title: target.title.to_owned(),
+        baseline: target.baseline.to_owned(),
+        skipped: obstacle(target, plan),
+    });
+    Ok(Report {
+        format: FORMAT,
+        table: plan.table.name.to_owned(),
+        title: plan.table.title.to_owned(),
+        started: machine::now(),
+        seconds: 0.0,
+        machine: machine::describe(plan, scratch.source())?,
+        settings: Settings {
+            rounds: scale.rounds,
+            cold: scratch.cold().describe().to_owned(),
+            files: scale.files,
+            listing: scale.listing,
+            tree: scale.tree,
+            cache_bytes: scale.cache,
+        },
+        targets: targets.collect(),
+        tests: tests.collect(),
+        cells: Vec::new(),
+        notes: Vec::new(),
+    })
+}
+
+/// Order of visits in a round. Each round starts elsewhere and every other one goes backwards: what a heavy target
+/// leaves behind (writeback, a hot processor) must not always fall on the same neighbour.
+fn order(count: usize, round: usize) -> Vec<usize> {
+    let forward = (0..count).map(|place| (place + round) % count.max(1));
+    if round.is_multiple_of(2) { forward.collect() } else { forward.rev().collect() }
+}
+
+struct Run<'a> {
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+    buffer: Buffer,
+    progress: ProgressBar,
+}
+
+impl Run<'_> {
+    fn all(&mut self, report: &mut Report) -> Result<(), Failure> {
+        for group in groups(self.plan) {
+            let missing: Vec<&str> = group.needs().iter().copied().filter(|name| programs::find(name).is_none()).collect();
+            let units = Unit::of(group, &self.plan.scale);
+            if !missing.is_empty() {
+                report.notes.push(format!("{} left out: {} is not installed", group.title(), missing.join(", ")));
+                self.progress.inc(units.len() as u64 * u64::from(self.plan.scale.rounds) * self.plan.targets.len() as u64);
+                continue;
+            }
+            for unit in units {
+                self.unit(unit, report)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn unit(&mut self, unit: Unit, report: &mut Report) -> Result<(), Failure> {
+        self.progress.set_message(format!("preparing {}", unit.group().id()));
+        workload::prepare(unit, self.scratch.source(), &self.plan.scale, &mut self.buffer)?;
+        let mut failed: Vec<&str> = Vec::new();
+        for round in 0..self.plan.scale.rounds as usize {
+            let count = self.plan.targets.len();
+            for target in order(count, round).into_iter().filter_map(|place| self.plan.targets.get(place)) {
+                let skipped = report.targets.iter().any(|entry| entry.id == target.id && entry.skipped.is_some());
+                if !skipped && !failed.contains(&target.id) && self.has_work(unit, target) {
+                    self.progress.set_message(format!("{}: {}", unit.group().id(), target.title));
+                    if !self.visit(unit, target, report)? {
+                        failed.push(target.id);
+                    }
+                }
+                self.progress.inc(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether any test of the unit's group was asked for and may be made on the target.
+    fn has_work(&self, unit: Unit, target: &Target) -> bool {
+        self.plan.tests.iter().any(|test| test.group == unit.group() && test.suits(target))
+    }
+
+    /// One visit; false if the target failed, which is then in the report. Errors are the bench's own.
+    fn visit(&mut self, unit: Unit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
+        let own = self.make_own(target)?;
+        self.scratch.settle()?;
+        let mut mounted = match Mounted::mount(target, self.plan, self.scratch) {
+            Ok(mounted) => mounted,
+            Err(failure) => {
+                let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
+                entry.into_iter().for_each(|entry| entry.skipped = Some(failure.to_string()));
+                return Ok(false);
+            }
+        };
+        let result = self.measure(unit, target, &mut mounted, report);
+        let gone = mounted.dismount();
+        let failures: Vec<String> = [result, gone].into_iter().filter_map(Result::err).map(|failure| failure.to_string()).collect();
+        // Directly in the source, with nothing mounted over it any more.
+        fs::remove_dir_all(&own).doing("removing", &own)?;
+        if failures.is_empty() {
+            return Ok(true);
+        }
+        report.notes.push(format!("{}, {}: {}", target.title, unit.group().id(), failures.join("; then ")));
+        Ok(false)
+    }
+
+    /// A directory in the source for one visit, owned by whoever visits.
+    fn make_own(&self, target: &Target) -> Result<PathBuf, Failure> {
+        let all = self.scratch.source().join("own");
+        let path = all.join(target.id);
+        fs::create_dir_all(&path).doing("creating", &path)?;
+        if let Some(user) = self.user(target) {
+            chown(&path, Some(user.uid), Some(user.gid)).doing("giving away", &path)?;
+        }
+        Ok(path)
+    }
+
+    fn user(&self, target: &Target) -> Option<User> {
+        let root = rustix::process::geteuid().is_root();
+        self.plan.user.filter(|_| target.as_user && root)
+    }
+
+    fn measure(&mut self, unit: Unit, target: &Target, mounted: &mut Mounted<'_>, report: &mut Report) -> Result<(), Failure> {
+        let (event_sender, events) = mpsc::channel();
+        let (answer_sender, answers) = mpsc::channel();
+        let (root, user) = (mounted.root().to_owned(), self.user(target));
+        let own = root.join("own").join(target.id);
+        let mut visit = Visit {
+            root,
+            own,
+            scale: &self.plan.scale,
+            reads_only: target.reads_only,
+            buffer: &mut self.buffer,
+            link: Link { events: event_sender, answers },
+        };
+        thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                user.map_or(Ok(()), workload::become_user)?;
+                workload::run(unit, &mut visit)
+                // The visit goes with this thread, which closes the channel and ends the loop below.
+            });
+            for event in events {
+                match event {
+                    Event::Sample(sample) if self.plan.tests.iter().any(|test| test.id == sample.test && test.suits(target)) => {
+                        report.add(sample, target.id)
+                    }
+                    Event::Sample(_) => {}
+                    // A worker that is gone already does not wait for the answer.
+                    Event::Cold => drop(answer_sender.send(mounted.make_cold())),
+                }
+            }
+            worker.join().map_err(|_| Failure::new("the workload panicked"))?
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_visits_all_and_neighbours_change() {
+        for round in 0..6 {
+            let mut sorted = order(5, round);
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3, 4]);
+        }
+        assert_eq!(order(3, 0), [0, 1, 2]);
+        assert_eq!(order(3, 1), [0, 2, 1]);
+        assert_eq!(order(0, 1), Vec::<usize>::new());
+    }
+}

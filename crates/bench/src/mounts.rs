@@ -1,0 +1,142 @@
+//! What is mounted where, and taking it away: the kernel's table is read, never remembered.
+//!
+//! Called by `scratch`, `mounted` and `undo`. Invariant: only paths below a directory that the caller names are touched.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::UnmountFlags;
+
+use crate::failure::{Doing, Failure};
+
+/// One line of the kernel's mount table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountLine {
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Type of file system.
+    pub kind: String,
+    /// Device or other source.
+    pub device: String,
+}
+
+/// The mounts of this process's namespace, oldest first.
+pub fn table() -> Result<Vec<MountLine>, Failure> {
+    let path = Path::new("/proc/self/mountinfo");
+    let text = fs::read(path).doing("reading", path)?;
+    Ok(parse(&text))
+}
+
+/// Parses the text of `mountinfo`; lines that do not have its form are left out.
+pub fn parse(text: &[u8]) -> Vec<MountLine> {
+    text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<MountLine> {
+    let mut words = line.split(|byte| *byte == b' ');
+    let point = unescape(words.nth(4)?);
+    let mut rest = words.skip_while(|word| *word != b"-").skip(1);
+    let kind = String::from_utf8_lossy(rest.next()?).into_owned();
+    let device = String::from_utf8_lossy(rest.next()?).into_owned();
+    Some(MountLine { point, kind, device })
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescape(word: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word;
+    while let Some((first, tail)) = rest.split_first() {
+        if let (b'\\', Some([a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7'])) = (*first, tail.get(..3)) {
+            bytes.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
+            rest = tail.get(3..).unwrap_or_default();
+        } else {
+            bytes.push(*first);
+            rest = tail;
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// Mount points at or below `directory`, newest first, as they must be unmounted.
+pub fn below(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut points: Vec<PathBuf> = table()?.into_iter().map(|line| line.point).filter(|point| point.starts_with(directory)).collect();
+    points.reverse();
+    Ok(points)
+}
+
+/// Whether something is mounted exactly at `path`.
+pub fn is_mounted(path: &Path) -> Result<bool, Failure> {
+    Ok(table()?.iter().any(|line| line.point == path))
+}
+
+/// The mount that `path` lies on.
+pub fn of(path: &Path) -> Result<Option<MountLine>, Failure> {
+    let lines = table()?;
+    let mut best: Option<MountLine> = None;
+    for line in lines {
+        let deeper = best.as_ref().is_none_or(|found| line.point.as_os_str().len() >= found.point.as_os_str().len());
+        if path.starts_with(&line.point) && deeper {
+            best = Some(line);
+        }
+    }
+    Ok(best)
+}
+
+/// Unmounts `path`, waiting up to `patience` for users of it to go away and detaching it lazily after that.
+pub fn unmount(path: &Path, patience: Duration) -> Result<(), Failure> {
+    let start = Instant::now();
+    while is_mounted(path)? {
+        match unmount_once(path, false) {
+            Ok(()) => {}
+            Err(_) if start.elapsed() < patience => thread::sleep(Duration::from_millis(5)),
+            Err(_) => return unmount_once(path, true),
+        }
+    }
+    Ok(())
+}
+
+/// Detaches `path` at once, whoever uses it.
+pub fn detach(path: &Path) -> Result<(), Failure> {
+    unmount_once(path, true)
+}
+
+fn unmount_once(path: &Path, lazy: bool) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() {
+        let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::NOFOLLOW };
+        return rustix::mount::unmount(path, flags).doing("unmounting", path);
+    }
+    let flag = if lazy { "-uz" } else { "-u" };
+    let status = Command::new("fusermount3").arg(flag).arg(path).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let status = status.doing("running fusermount3 for", path)?;
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("fusermount3 {flag} {} failed", path.display()))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_read() {
+        let text = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
+                     37 35 0:5 / /a\\040b\\134c rw - fuse.bindfs /x rw\nnot a line\n";
+        let lines = parse(text);
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0], MountLine { point: "/mnt2".into(), kind: "ext3".into(), device: "/dev/root".into() });
+        assert_eq!(lines[1].point, PathBuf::from("/a b\\c"));
+        assert_eq!(lines[1].kind, "fuse.bindfs");
+    }
+
+    #[test]
+    fn the_root_is_mounted_and_a_fresh_directory_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(is_mounted(Path::new("/")).unwrap());
+        assert!(!is_mounted(directory.path()).unwrap());
+        assert_eq!(below(directory.path()).unwrap(), Vec::<PathBuf>::new());
+        assert!(of(directory.path()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,79 @@
+//! Running other programs: finding them, giving them a deadline, and asking for their version.
+
+use std::env;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::failure::{Doing, Failure};
+
+/// How long setting up or taking away one mount may last before it counts as hung.
+pub const SETUP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where `name` is on the search path; administrators' directories are always searched too.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let directories = env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from));
+    directories.map(|directory| directory.join(name)).find(|file| is_executable(file))
+}
+
+/// Whether `file` is a file that somebody may execute.
+pub fn is_executable(file: &Path) -> bool {
+    fs::metadata(file).is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// Runs `command` to its end with its output in `log`, which is read back for the message if it fails. A file, not a
+/// pipe: a daemon that the program leaves behind keeps its output open.
+pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = File::create(log).doing("creating", log)?;
+    let errors = output.try_clone().doing("sharing", log)?;
+    let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+    let mut child = child.map_err(|error| Failure::new(format!("starting {name}: {error}")))?;
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if start.elapsed() < SETUP_PATIENCE => thread::sleep(Duration::from_millis(1)),
+            Ok(None) => {
+                child.kill().map_err(|error| Failure::new(format!("stopping {name}: {error}")))?;
+                return Err(Failure::new(format!("{name} did not finish within {} s", SETUP_PATIENCE.as_secs())));
+            }
+            Err(error) => return Err(Failure::new(format!("waiting for {name}: {error}"))),
+        }
+    };
+    let text = String::from_utf8_lossy(&fs::read(log).doing("reading", log)?).trim().to_owned();
+    if status.success() {
+        return Ok(text);
+    }
+    let reason = text.lines().last().map_or_else(|| status.to_string(), |line| format!("{status}: {line}"));
+    Err(Failure::new(format!("{name} failed ({reason})")))
+}
+
+/// First line that `program --version` prints, or why there is none.
+pub fn version(program: &Path, flag: &str) -> String {
+    let output = Command::new(program).arg(flag).stdin(Stdio::null()).output();
+    let Ok(output) = output else { return "does not start".to_owned() };
+    let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
+    let text = String::from_utf8_lossy(&text);
+    text.lines().next().map_or_else(|| "says nothing".to_owned(), |line| line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_and_their_failure_is_told() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program-here"), None);
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        assert_eq!(run(Command::new("echo").arg("hello"), &log).unwrap(), "hello");
+        let failure = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"]), &log).unwrap_err();
+        assert!(failure.to_string().contains("because"), "{failure}");
+    }
+}

@@ -1,0 +1,172 @@
+//! What must be undone when the bench ends, however it ends: by return, panic or signal.
+//!
+//! Every effect on the machine is entered here *before* it is made, so there is no moment at which it could be left
+//! behind. Undoing something that was never done is harmless. After [`Undo::all`] nothing more may be entered.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::failure::{Doing, Failure};
+use crate::mounts;
+
+/// An effect on the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Something is mounted at the path.
+    Mount(PathBuf),
+    /// A loop device stands for a file.
+    Loop(PathBuf),
+    /// A directory that belongs to the bench alone.
+    Directory(PathBuf),
+}
+
+#[derive(Debug, Default)]
+struct Effects {
+    list: Vec<Effect>,
+    closed: bool,
+}
+
+/// The list of effects, shared with the thread that waits for signals.
+#[derive(Debug, Clone, Default)]
+pub struct Undo(Arc<Mutex<Effects>>);
+
+impl Undo {
+    /// Enters an effect that is about to be made; fails once the bench is being stopped.
+    pub fn enter(&self, effect: Effect) -> Result<(), Failure> {
+        let mut effects = self.lock();
+        if effects.closed {
+            return Err(Failure::new("stopped"));
+        }
+        effects.list.push(effect);
+        Ok(())
+    }
+
+    /// Strikes an effect that was undone in the ordinary course.
+    pub fn strike(&self, effect: &Effect) {
+        self.lock().list.retain(|entered| entered != effect);
+    }
+
+    /// Undoes everything, newest first. Returns what could not be undone.
+    pub fn all(&self) -> Vec<Failure> {
+        let effects = {
+            let mut effects = self.lock();
+            effects.closed = true;
+            std::mem::take(&mut effects.list)
+        };
+        effects.iter().rev().filter_map(|effect| undo(effect).err()).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Effects> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn undo(effect: &Effect) -> Result<(), Failure> {
+    match effect {
+        Effect::Mount(path) if mounts::is_mounted(path)? => mounts::detach(path),
+        Effect::Mount(_) => Ok(()),
+        Effect::Loop(device) => release_loop(device),
+        Effect::Directory(path) => remove_tree(path),
+    }
+}
+
+/// Frees a loop device; the kernel waits for its last user by itself.
+pub fn release_loop(device: &Path) -> Result<(), Failure> {
+    let status = Command::new("losetup").arg("-d").arg(device).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let status = status.doing("running losetup for", device)?;
+    if status.success() { Ok(()) } else { Err(Failure::new(format!("losetup -d {} failed", device.display()))) }
+}
+
+/// Removes a directory of the bench. Whatever is still mounted below is detached first: removal must never go through
+/// a mount into files that belong to somebody else, so it is refused if that fails.
+pub fn remove_tree(path: &Path) -> Result<(), Failure> {
+    // A mount being made by a program that was running when we were stopped may still appear: look more than once.
+    for _ in 0..3 {
+        for point in mounts::below(path)? {
+            mounts::detach(&point)?;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    if !mounts::below(path)?.is_empty() {
+        return Err(Failure::new(format!("{} is kept: something is still mounted below it", path.display())));
+    }
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result.doing("removing", path),
+    }
+}
+
+/// Undoes everything when a signal asks the process to stop, and again when dropped.
+#[derive(Debug)]
+pub struct Guard {
+    undo: Undo,
+    signals: Handle,
+    waiter: Option<thread::JoinHandle<()>>,
+}
+
+impl Guard {
+    /// Starts to wait for SIGINT, SIGTERM and SIGHUP. The process then exits with 128 plus the signal's number.
+    pub fn start(undo: Undo) -> Result<Self, Failure> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(|error| Failure::new(format!("waiting for signals: {error}")))?;
+        let handle = signals.handle();
+        let of_waiter = undo.clone();
+        let waiter = thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                for failure in of_waiter.all() {
+                    eprintln!("nacre bench: {failure}");
+                }
+                std::process::exit(128 + signal);
+            }
+        });
+        Ok(Self { undo, signals: handle, waiter: Some(waiter) })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        for failure in self.undo.all() {
+            eprintln!("nacre bench: {failure}");
+        }
+        self.signals.close();
+        // A waiter that panicked has nothing left to do; the join is only for order.
+        if let Some(Err(_)) = self.waiter.take().map(thread::JoinHandle::join) {
+            eprintln!("nacre bench: the thread that waits for signals failed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn effects_are_undone_and_the_list_closes() {
+        let directory = tempfile::tempdir().unwrap();
+        let ours = directory.path().join("ours");
+        fs::create_dir_all(ours.join("a/b")).unwrap();
+        let undo = Undo::default();
+        undo.enter(Effect::Directory(ours.clone())).unwrap();
+        undo.enter(Effect::Mount(ours.join("never-mounted"))).unwrap();
+        assert_eq!(undo.all(), []);
+        assert!(!ours.exists());
+        assert!(undo.enter(Effect::Directory(ours)).is_err());
+    }
+
+    #[test]
+    fn a_struck_effect_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let effect = Effect::Directory(directory.path().to_owned());
+        let undo = Undo::default();
+        undo.enter(effect.clone()).unwrap();
+        undo.strike(&effect);
+        assert_eq!(undo.all(), []);
+        assert!(directory.path().exists());
+    }
+}

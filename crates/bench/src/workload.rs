@@ -1,0 +1,224 @@
+//! Workloads: what is done to a target while the clock runs. Called by `measure` only.
+//!
+//! A workload runs on a thread of its own, as the user of its target. It sees nothing but paths and a [`Link`] to the
+//! thread that owns the mounts; what only root can do (a cold start) it asks for there. Inside a timed region there is
+//! no allocation and no formatting: names and offsets are made before the clock starts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+use crate::options::{Scale, User};
+use crate::report::{Point, Sample};
+use crate::table::Group;
+
+mod big_file;
+mod clients;
+mod files;
+mod iozone;
+mod listing;
+mod mmap;
+mod tree;
+
+pub use big_file::Buffer;
+
+/// The part of a group that is measured in one visit to a target. Targets take turns between units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// One point of iozone's automatic mode.
+    Iozone(Point),
+    /// A whole group.
+    Whole(Group),
+}
+
+impl Unit {
+    /// The units of a group.
+    pub fn of(group: Group, scale: &Scale) -> Vec<Self> {
+        match group {
+            Group::Iozone => scale.points.iter().map(|point| Self::Iozone(*point)).collect(),
+            other => vec![Self::Whole(other)],
+        }
+    }
+
+    /// The group that it belongs to.
+    pub fn group(self) -> Group {
+        match self {
+            Self::Iozone(_) => Group::Iozone,
+            Self::Whole(group) => group,
+        }
+    }
+}
+
+/// What a workload tells the thread that owns the mounts.
+#[derive(Debug)]
+pub enum Event {
+    /// A measurement.
+    Sample(Sample),
+    /// Please make the target cold; the answer comes back over the channel.
+    Cold,
+}
+
+/// The two channels to the thread that owns the mounts.
+#[derive(Debug)]
+pub struct Link {
+    /// Towards it.
+    pub events: Sender<Event>,
+    /// Answers to [`Event::Cold`].
+    pub answers: Receiver<Result<(), Failure>>,
+}
+
+/// What a workload sees.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    /// Where the target shows the source.
+    pub root: PathBuf,
+    /// Below [`Visit::root`], a directory that belongs to this visit alone.
+    pub own: PathBuf,
+    /// How much to do.
+    pub scale: &'a Scale,
+    /// Whether tests that change files are left out.
+    pub reads_only: bool,
+    /// Memory for I/O, the same for every target.
+    pub buffer: &'a mut Buffer,
+    /// Where samples go.
+    pub link: Link,
+}
+
+impl Visit<'_> {
+    /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may be open.
+    pub fn cold(&self) -> Result<(), Failure> {
+        let gone = |_| Failure::new("the bench is stopping");
+        self.link.events.send(Event::Cold).map_err(|_| Failure::new("the bench is stopping"))?;
+        self.link.answers.recv().map_err(gone)?
+    }
+
+    /// Hands in a measurement.
+    pub fn sample(&self, test: &'static str, elapsed: Duration, amount: u64) -> Result<(), Failure> {
+        self.sample_at(test, None, elapsed, amount)
+    }
+
+    /// Hands in a measurement at a point.
+    pub fn sample_at(&self, test: &'static str, point: Option<Point>, elapsed: Duration, amount: u64) -> Result<(), Failure> {
+        let sample = Sample { test, point, seconds: elapsed.as_secs_f64(), amount: amount as f64 };
+        self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
+    }
+
+    /// Path of something that [`prepare`] made, through the target.
+    pub fn shared(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+}
+
+/// Makes what the visits of a unit share, once, directly in the source. It is left there for later rounds.
+pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) -> Result<(), Failure> {
+    match unit {
+        Unit::Iozone(_) => Ok(()),
+        Unit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
+        Unit::Whole(Group::Cache | Group::Mmap) => big_file::prepare(source, scale, buffer),
+        Unit::Whole(Group::Files) => files::prepare(source, scale),
+        Unit::Whole(Group::Listing) => listing::prepare(source, scale),
+        Unit::Whole(Group::Tree) => tree::prepare(source, scale),
+        Unit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
+    }
+}
+
+/// Measures a unit on a target.
+pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
+    match unit {
+        Unit::Iozone(point) => iozone::run(visit, point),
+        Unit::Whole(Group::Iozone) => Err(Failure::new("iozone is measured point by point")),
+        Unit::Whole(Group::Cache) => big_file::run(visit),
+        Unit::Whole(Group::Mmap) => mmap::run(visit),
+        Unit::Whole(Group::Files) => files::run(visit),
+        Unit::Whole(Group::Listing) => listing::run(visit),
+        Unit::Whole(Group::Tree) => tree::run(visit),
+        Unit::Whole(Group::Clients) => clients::run(visit),
+    }
+}
+
+/// Turns the calling thread into an ordinary user's for good. Only this thread: the system call works on threads, and
+/// the threads and programs that it starts inherit from it.
+pub fn become_user(user: User) -> Result<(), Failure> {
+    let failed = |error: rustix::io::Errno| Failure::new(format!("becoming user {}: {error}", user.uid));
+    let (uid, gid) = (rustix::process::Uid::from_raw(user.uid), rustix::process::Gid::from_raw(user.gid));
+    rustix::thread::set_thread_groups(&[]).map_err(failed)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed)
+}
+
+/// Runs `work` and returns how long it took.
+fn timed<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<(Duration, T), Failure> {
+    let start = Instant::now();
+    let result = work()?;
+    Ok((start.elapsed(), result))
+}
+
+/// Shorter samples than this are at the mercy of one interrupt.
+const LONG_ENOUGH: Duration = Duration::from_millis(30);
+
+/// Runs `work`, which leaves everything as it found it, again and again until the clock has something to measure;
+/// returns the time of one pass.
+fn repeated(mut work: impl FnMut() -> Result<(), Failure>) -> Result<Duration, Failure> {
+    let start = Instant::now();
+    let mut passes = 0_u32;
+    loop {
+        work()?;
+        passes += 1;
+        let elapsed = start.elapsed();
+        if elapsed >= LONG_ENOUGH {
+            return Ok(elapsed / passes);
+        }
+    }
+}
+
+/// Whether `prepare` has finished `directory` in an earlier round; makes it anew otherwise. [`finished`] says when.
+fn needs_making(directory: &Path) -> Result<bool, Failure> {
+    if directory.with_extension("ready").exists() {
+        return Ok(false);
+    }
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(Failure::io("clearing", directory, error)),
+        _ => {}
+    }
+    fs::create_dir(directory).map_err(|error| Failure::io("creating", directory, error))?;
+    Ok(true)
+}
+
+/// Notes that `directory` is complete.
+fn finished(directory: &Path) -> Result<(), Failure> {
+    let marker = directory.with_extension("ready");
+    fs::write(&marker, "").map_err(|error| Failure::io("writing", &marker, error))
+}
+
+/// Numbers 0 to `count - 1` in an order without pattern, the same in every run.
+fn shuffled(count: u64) -> Vec<u64> {
+    let mut numbers: Vec<u64> = (0..count).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for at in (1..numbers.len()).rev() {
+        // Xorshift: any generator does, but it must be the same for all targets.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let other = usize::try_from(state % (at as u64 + 1)).unwrap_or(at);
+        numbers.swap(at, other);
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffling_keeps_every_number_and_has_no_order() {
+        let numbers = shuffled(1000);
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..1000).collect::<Vec<u64>>());
+        let runs = numbers.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
+        assert!(runs < 10, "{runs} neighbours in order");
+        assert_eq!(numbers, shuffled(1000));
+    }
+}

@@ -1,0 +1,332 @@
+//! The one table of commands: what `nacre` understands, from which help, shell completions and man pages are made.
+//!
+//! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an [`Order`] out.
+
+use crate::{
+    failure::Failure,
+    options::{Form, Opt, Row, TABLE},
+    plan::{self, Plan},
+    settings::{self, Settings},
+    words::{self, Given, Unknown},
+};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
+use std::{ffi::OsString, path::PathBuf};
+
+/// What the user wants.
+#[derive(Debug)]
+pub enum Order {
+    /// Mount something, or a variant of it.
+    Mount(Plan),
+    /// Unmount.
+    Umount {
+        /// Even while it is in use.
+        lazy: bool,
+        /// What.
+        mountpoints: Vec<PathBuf>,
+    },
+    /// Show mounts.
+    Status {
+        /// How.
+        view: View,
+        /// Which; empty: all.
+        mountpoints: Vec<PathBuf>,
+    },
+    /// Show mounts again and again.
+    Top {
+        /// How often; `None`: until interrupted.
+        rounds: Option<u64>,
+        /// Seconds in between.
+        interval: f64,
+        /// Which; empty: all.
+        mountpoints: Vec<PathBuf>,
+    },
+    /// Change the rules of a mount.
+    Reload {
+        /// Which.
+        mountpoint: PathBuf,
+        /// The new rules; `None` only reads users and groups again.
+        rules: Option<Box<nacre_layers::spec::RemapSpec>>,
+    },
+    /// Print figures for Prometheus.
+    Metrics {
+        /// Which; empty: all.
+        mountpoints: Vec<PathBuf>,
+    },
+    /// Measure.
+    Bench(Box<ArgMatches>),
+    /// Print a completion script.
+    Completions(Shell),
+    /// Write man pages.
+    Man(PathBuf),
+}
+
+/// How `status` shows mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// As JSON, everything.
+    pub json: bool,
+    /// Without headings, columns separated by one tab.
+    pub scripted: bool,
+    /// Exact numbers.
+    pub exact: bool,
+    /// Which columns; `None`: the usual table, or all of one mount.
+    pub columns: Option<Vec<String>>,
+}
+
+/// The table.
+pub fn table() -> Command {
+    Command::new("nacre")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Thin layers over directories: mirrors, rules, stacks, served by FUSE at the speed of what lies below")
+        .after_help("Examples:\n  nacre mirror --force-user=www-data -r /srv/photos /var/www/photos\n  nacre status\n  nacre umount /var/www/photos\n\nCalled as `bindfs`, the program takes bindfs' command line; as `mount.fuse.nacre`, that of mount(8).")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(mirror())
+        .subcommand(bindfs())
+        .subcommand(stack())
+        .subcommand(umount())
+        .subcommand(status())
+        .subcommand(top())
+        .subcommand(reload())
+        .subcommand(metrics())
+        .subcommand(nacre_bench::command())
+        .subcommand(completions())
+        .subcommand(man())
+}
+
+fn mirror() -> Command {
+    Command::new("mirror")
+        .about("Show a directory at a second place, with other owners, modes and rules")
+        .after_help(
+            "Examples:\n  nacre mirror /srv/data /mnt/data\n  nacre mirror --force-user=www-data --perms=a-w -r /srv/photos /var/www/photos\n  nacre mirror --map=1000-1999/5000 --hide='*.tmp' /home /mnt/home\n  nacre mirror --engine=auto --explain -r /srv/data /mnt/data",
+        )
+        .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
+        .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
+        .args(options(|_| true))
+}
+
+fn bindfs() -> Command {
+    Command::new("bindfs")
+        .about("Like mirror, with bindfs' grammar: values of long options only after '='")
+        .after_help("Examples:\n  nacre bindfs -u www-data -p a-w /srv/photos /var/www/photos\n  nacre bindfs -o ro,force-user=www-data /srv/photos /var/www/photos")
+        .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
+        .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
+        .args(options(|_| true))
+}
+
+fn stack() -> Command {
+    Command::new("mount")
+        .about("Mount a stack of layers, described in a TOML file or in one line")
+        .after_help(
+            "Examples:\n  nacre mount 'host:/srv/data | remap:force-user=alice,perms=a-w' /mnt/data\n  nacre mount /etc/nacre/data.toml /mnt/data\n  nacre mount mem /mnt/scratch",
+        )
+        .arg(path("STACK", "A TOML file, or layers from the bottom up: 'host:DIRECTORY | LAYER:KEY=VALUE,...'"))
+        .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
+        .args(options(|row| !settings::is_layer(row.id) && row.id != Opt::Engine))
+}
+
+fn umount() -> Command {
+    Command::new("umount")
+        .about("Unmount, as root or as whoever mounted")
+        .after_help("Examples:\n  nacre umount /mnt/data\n  nacre umount --lazy /mnt/data")
+        .arg(Arg::new("lazy").short('l').long("lazy").action(ArgAction::SetTrue).help("Detach at once, end when nobody uses it any more"))
+        .arg(path("MOUNTPOINT", "What to unmount").num_args(1..).action(ArgAction::Append))
+}
+
+fn status() -> Command {
+    Command::new("status")
+        .about("Show mounts: what serves them, how, and their figures")
+        .after_help("Examples:\n  nacre status\n  nacre status /mnt/data\n  nacre status --json\n  nacre status -H -p -o mountpoint,requests,passthrough")
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Everything, as JSON"))
+        .arg(Arg::new("scripted").short('H').action(ArgAction::SetTrue).help("No headings, one tab between columns"))
+        .arg(Arg::new("exact").short('p').action(ArgAction::SetTrue).help("Exact numbers"))
+        .arg(Arg::new("columns").short('o').value_name("COLUMN,...").value_delimiter(',').help("Which columns ('all', or see docs/commands/status.md)"))
+        .arg(mounts())
+}
+
+fn top() -> Command {
+    Command::new("top")
+        .about("Watch mounts: requests per second, times, passthrough")
+        .after_help("Examples:\n  nacre top\n  nacre top --once\n  nacre top -n 5 -i 2 /mnt/data")
+        .arg(
+            Arg::new("rounds").short('n').value_name("ROUNDS").value_parser(value_parser!(u64).range(1..)).help("End after so many tables"),
+        )
+        .arg(Arg::new("once").long("once").action(ArgAction::SetTrue).conflicts_with("rounds").help("Print one table and end"))
+        .arg(
+            Arg::new("interval")
+                .short('i')
+                .long("interval")
+                .value_name("SECONDS")
+                .value_parser(value_parser!(f64))
+                .default_value("1")
+                .help("Time between tables"),
+        )
+        .arg(mounts())
+}
+
+fn reload() -> Command {
+    Command::new("reload")
+        .about("Give a mount other rules, or let it read users and groups again, without unmounting")
+        .after_help("Examples:\n  nacre reload /mnt/data\n  nacre reload /mnt/data --force-user=bob --perms=a-w\n\nWith options, these are the new rules, all of them; without, the rules stay.")
+        .arg(path("MOUNTPOINT", "Which mount"))
+        .args(options(|row| settings::is_rule(row.id)))
+        .arg(words_argument())
+}
+
+fn metrics() -> Command {
+    Command::new("metrics")
+        .about("Print the figures of mounts as Prometheus text")
+        .after_help("Examples:\n  nacre metrics\n  nacre metrics /mnt/data")
+        .arg(mounts())
+}
+
+fn completions() -> Command {
+    Command::new("completions")
+        .about("Print a completion script for a shell")
+        .after_help("Examples:\n  nacre completions bash > /etc/bash_completion.d/nacre\n  nacre completions zsh > /usr/share/zsh/vendor-completions/_nacre")
+        .arg(Arg::new("SHELL").required(true).value_parser(value_parser!(Shell)).help("bash, zsh, fish ..."))
+}
+
+fn man() -> Command {
+    Command::new("man")
+        .about("Write the man pages into a directory")
+        .after_help("Examples:\n  nacre man /usr/local/share/man/man1")
+        .arg(path("DIR", "An existing directory"))
+}
+
+fn path(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).required(true).value_parser(value_parser!(OsString)).help(help)
+}
+
+fn mounts() -> Arg {
+    Arg::new("MOUNTPOINT").value_parser(value_parser!(OsString)).num_args(0..).action(ArgAction::Append).help("Which mounts [default: all]")
+}
+
+/// The options of the table that pass, as `clap` knows them.
+fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
+    TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About" && pass(row)).map(option).collect()
+}
+
+fn option(row: &'static Row) -> Arg {
+    let mut arg = Arg::new(key(row)).help_heading(row.heading).help(row.help);
+    if !row.name.is_empty() {
+        arg = arg.long(row.name);
+    }
+    if let Some(letter) = row.short {
+        arg = arg.short(letter);
+    }
+    match row.value {
+        // Only the last of several counts, as for every option.
+        None => arg.action(ArgAction::SetTrue).overrides_with(key(row)),
+        Some(value) => {
+            let negative = matches!(row.id, Opt::UidOffset | Opt::GidOffset);
+            arg.action(ArgAction::Append).value_name(value).value_parser(value_parser!(OsString)).allow_negative_numbers(negative)
+        }
+    }
+}
+
+fn words_argument() -> Arg {
+    TABLE.iter().find(|row| row.id == Opt::Words).map_or_else(|| Arg::new("-o"), option)
+}
+
+/// What an option is called inside `clap`.
+fn key(row: &Row) -> &'static str {
+    match (row.id, row.name) {
+        (Opt::Words, _) => "-o",
+        (Opt::SingleThread, _) => "-s",
+        (Opt::NoAllowOther, name) | (_, name) => name,
+    }
+}
+
+/// The options as given, in the order given.
+fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
+    let mut found: Vec<(usize, Given)> = Vec::new();
+    for row in TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About") {
+        let Ok(Some(mut values)) = matches.try_get_raw(key(row)) else { continue };
+        if matches.value_source(key(row)) != Some(clap::parser::ValueSource::CommandLine) {
+            continue;
+        }
+        for index in matches.indices_of(key(row)).into_iter().flatten() {
+            let value = if row.value.is_some() { values.next().unwrap_or_default().to_owned() } else { OsString::new() };
+            found.push((index, Given::new(row.id, value)));
+        }
+    }
+    found.sort_by_key(|(index, _)| *index);
+    let mut given = Vec::new();
+    for (_, option) in found {
+        match option.option {
+            Opt::Words => words::parse_words(&option.value, Unknown::Refuse, &mut given)?,
+            _ => given.push(option),
+        }
+    }
+    Ok(given)
+}
+
+/// Reads what `clap` has matched.
+///
+/// # Errors
+/// A value that does not fit, or options that cannot go together.
+pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+    let Some((verb, matches)) = matches.subcommand() else {
+        return Err(Failure::usage("a command is needed").next("nacre --help lists them"));
+    };
+    Ok(match verb {
+        "mirror" | "bindfs" => Order::Mount(plan::mirror(
+            "nacre",
+            Settings::fold(&given(matches)?)?,
+            vec![one(matches, "SOURCE"), one(matches, "MOUNTPOINT")],
+        )?),
+        "mount" => {
+            Order::Mount(plan::stack("nacre", Settings::fold(&given(matches)?)?, vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")])?)
+        }
+        "umount" => Order::Umount { lazy: matches.get_flag("lazy"), mountpoints: many(matches) },
+        "status" => Order::Status { view: view(matches), mountpoints: many(matches) },
+        "top" => top_order(matches)?,
+        "reload" => reload_order(matches)?,
+        "metrics" => Order::Metrics { mountpoints: many(matches) },
+        "bench" => Order::Bench(Box::new(matches.clone())),
+        "completions" => {
+            let shell = matches.get_one::<Shell>("SHELL").copied();
+            Order::Completions(shell.ok_or_else(|| Failure::usage("which shell? bash, zsh or fish"))?)
+        }
+        "man" => Order::Man(PathBuf::from(one(matches, "DIR"))),
+        other => return Err(Failure::usage(format!("unknown command {other}"))),
+    })
+}
+
+fn view(matches: &ArgMatches) -> View {
+    View {
+        json: matches.get_flag("json"),
+        scripted: matches.get_flag("scripted"),
+        exact: matches.get_flag("exact"),
+        columns: matches.get_many::<String>("columns").map(|columns| columns.cloned().collect()),
+    }
+}
+
+fn top_order(matches: &ArgMatches) -> Result<Order, Failure> {
+    let interval = matches.get_one::<f64>("interval").copied().unwrap_or(1.0);
+    if !(0.05..=86_400.0).contains(&interval) {
+        return Err(Failure::usage(format!("interval: \"{interval}\" is not a number of seconds from 0.05 to 86400")));
+    }
+    let rounds = if matches.get_flag("once") { Some(1) } else { matches.get_one::<u64>("rounds").copied() };
+    Ok(Order::Top { rounds, interval, mountpoints: many(matches) })
+}
+
+fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {
+    let given = given(matches)?;
+    if let Some(other) = given.iter().find(|given| !settings::is_rule(given.option)) {
+        let name = TABLE.iter().find(|row| row.id == other.option).map_or("", |row| row.name);
+        return Err(Failure::usage(format!("option {name} cannot be changed while mounted")).next("unmount and mount again"));
+    }
+    let rules = if given.is_empty() { None } else { Some(Box::new(Settings::fold(&given)?.remap)) };
+    Ok(Order::Reload { mountpoint: PathBuf::from(one(matches, "MOUNTPOINT")), rules })
+}
+
+fn one(matches: &ArgMatches, name: &str) -> OsString {
+    matches.get_one::<OsString>(name).cloned().unwrap_or_default()
+}
+
+fn many(matches: &ArgMatches) -> Vec<PathBuf> {
+    matches.get_many::<OsString>("MOUNTPOINT").into_iter().flatten().map(PathBuf::from).collect()
+}

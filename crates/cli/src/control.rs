@@ -1,0 +1,286 @@
+//! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value per line in each direction.
+//!
+//! [`Server`] is used by [`crate::serve`], the rest by the commands. Only root and the mount's owner are answered (`SO_PEERCRED`). The
+//! other side is not trusted: lines are limited, waiting is limited, and what is shown on a terminal is made printable first.
+
+use crate::{
+    failure::{Exit, Failure},
+    report::Report,
+    runtime,
+};
+use nacre_layers::spec::RemapSpec;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+/// The longest line in either direction, bytes.
+const LINE_MAX: u64 = 4 << 20;
+/// How long to wait for the other side.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for figures, which are at hand at any time.
+const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What can be asked of a mount.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// Its figures.
+    Status,
+    /// New rules, or (without) users and groups read again.
+    Reload {
+        /// The new rules.
+        rules: Option<Box<RemapSpec>>,
+    },
+    /// The end.
+    Unmount {
+        /// Even while it is in use.
+        lazy: bool,
+    },
+}
+
+/// What a mount answers.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// Its figures.
+    Status(Box<Report>),
+    /// It is done.
+    Done,
+    /// It is not, and why.
+    Failed {
+        /// What failed.
+        what: String,
+        /// What to do next.
+        next: String,
+        /// It is in use.
+        busy: bool,
+    },
+}
+
+impl Answer {
+    /// Turns a failure of ours into an answer.
+    pub fn failed(failure: &Failure) -> Answer {
+        Answer::Failed { what: failure.what.clone(), next: failure.next.clone(), busy: failure.exit == Exit::Busy }
+    }
+}
+
+/// The socket of a mount, for as long as it lives.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    /// Held for reading while a request is answered.
+    answering: Arc<RwLock<()>>,
+}
+
+impl Server {
+    /// Makes the socket and answers requests in a thread of its own.
+    ///
+    /// # Errors
+    /// A directory that is not safe, a socket that cannot be made.
+    pub fn start(answer: Arc<dyn Fn(Request) -> Answer + Send + Sync>) -> Result<Server, Failure> {
+        let path = runtime::own()?.join(format!("{}.sock", std::process::id()));
+        // A socket of our own number is left from a process that is gone.
+        let _ = fs::remove_file(&path);
+        let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        let answering = Arc::new(RwLock::new(()));
+        let gate = Arc::clone(&answering);
+        let serve = move || {
+            for stream in listener.incoming() {
+                let (answer, gate) = (Arc::clone(&answer), Arc::clone(&gate));
+                let served = stream.and_then(|stream| {
+                    thread::Builder::new().name("nacre-control".to_owned()).spawn(move || serve(&stream, &*answer, &gate)).map(drop)
+                });
+                if let Err(error) = served {
+                    tracing::warn!(%error, "a command could not be answered");
+                    // Out of descriptors or threads: do not turn in circles until there are some again.
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        };
+        thread::Builder::new().name("nacre-listen".to_owned()).spawn(serve).map_err(failed)?;
+        Ok(Server { path, answering })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whoever asked for the end is to hear of it. Somebody who does not listen is not waited for.
+        drop(self.answering.try_write_for(PATIENCE));
+        // A socket that stays behind is recognised as stale by the next command.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn serve(stream: &UnixStream, answer: &(dyn Fn(Request) -> Answer + Send + Sync), gate: &RwLock<()>) {
+    let ours = rustix::process::geteuid().as_raw();
+    let peer = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid.as_raw());
+    if !peer.is_ok_and(|peer| peer == 0 || peer == ours) {
+        return;
+    }
+    let timed = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
+    if timed.is_err() {
+        return;
+    }
+    let mut reader = BufReader::new(stream);
+    // The other side is gone, or talks nonsense: nothing is owed to it.
+    while let Ok(request) = receive(&mut reader) {
+        let _answering = gate.read();
+        if send(stream, &answer(request)).is_err() {
+            return;
+        }
+    }
+}
+
+fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
+    let mut line = Vec::new();
+    reader.take(LINE_MAX).read_until(b'\n', &mut line)?;
+    if line.last() != Some(&b'\n') {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+    }
+    Ok(serde_json::from_slice(&line)?)
+}
+
+/// A mount that answers.
+#[derive(Debug)]
+pub struct Peer {
+    socket: PathBuf,
+    /// What it said last.
+    pub report: Report,
+}
+
+impl Peer {
+    /// Asks a mount.
+    ///
+    /// # Errors
+    /// What it answers, or that it does not.
+    pub fn ask(&self, request: &Request) -> Result<Answer, Failure> {
+        let failed = |error: io::Error| {
+            Failure::io("cannot reach the process that serves", &self.report.mountpoint, &error)
+                .next(format!("it is process {}; see whether it is stuck", self.report.pid))
+        };
+        match converse(&self.socket, request).map_err(failed)? {
+            Answer::Failed { what, next, busy } => {
+                let exit = if busy { Exit::Busy } else { Exit::Failure };
+                let (what, next) = (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
+                Err(Failure::new(what).next(next).exit(exit))
+            }
+            answer => Ok(answer),
+        }
+    }
+}
+
+/// What [`find`] found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The mounts that answer, by where they are mounted.
+    pub peers: Vec<Peer>,
+    /// The numbers of processes that serve a mount and do not answer.
+    pub silent: Vec<String>,
+}
+
+/// All mounts that answer, by where they are mounted.
+pub fn peers() -> Vec<Peer> {
+    find().peers
+}
+
+/// Asks everybody.
+pub fn find() -> Found {
+    let own = runtime::directory(rustix::process::geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+    let Found { mut peers, mut silent } = Found::default();
+    for directory in runtime::all() {
+        for socket in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "sock")) {
+            match status(&socket) {
+                Ok(Answer::Status(report)) => peers.push(Peer { socket, report: *report }),
+                // Nobody listens: the process died without cleaning up. Others' directories are theirs to clean.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && directory == own => {
+                    let _ = fs::remove_file(&socket);
+                }
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    silent.extend(socket.file_stem().map(|pid| crate::report::printable(pid.as_encoded_bytes())));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    peers.sort_by(|a, b| (&a.report.mountpoint, a.report.uptime).cmp(&(&b.report.mountpoint, b.report.uptime)));
+    Found { peers, silent }
+}
+
+/// Asks something that may take its time. After an unmount that was not lazy, also waits for the process to end, so that what lies below is
+/// free when the command returns.
+fn converse(socket: &Path, request: &Request) -> io::Result<Answer> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    send(&stream, request)?;
+    let mut reader = BufReader::new(&stream);
+    let answer = receive(&mut reader)?;
+    if matches!((request, &answer), (Request::Unmount { lazy: false }, Answer::Done)) {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        // The end of the stream or the end of our patience: the mount is gone either way.
+        let _ = reader.read(&mut [0]);
+    }
+    Ok(answer)
+}
+
+fn status(socket: &Path) -> io::Result<Answer> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(STATUS_PATIENCE))?;
+    stream.set_write_timeout(Some(STATUS_PATIENCE))?;
+    send(&stream, &Request::Status)?;
+    receive(&mut BufReader::new(&stream))
+}
+
+/// The peers at these mount points, all where none is named. The path is not touched: a mount that hangs would hang us.
+///
+/// # Errors
+/// A mount point where no mount of ours answers.
+pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
+    let mut peers = peers();
+    if mountpoints.is_empty() {
+        return Ok(peers);
+    }
+    let mut chosen = Vec::new();
+    for mountpoint in mountpoints {
+        let absolute = lexical(mountpoint)?;
+        let text = crate::report::path_text(&absolute);
+        match peers.iter().position(|peer| peer.report.mountpoint == text) {
+            Some(place) => chosen.push(peers.remove(place)),
+            None => {
+                return Err(Failure::new(format!("no mount of nacre answers at {text}"))
+                    .exit(Exit::NotFound)
+                    .next("`nacre status` lists those that do"));
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// An absolute path without `.`, `..` and (above the last component) symbolic links.
+///
+/// # Errors
+/// A parent that does not exist.
+pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot resolve", path.display(), &error);
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) if !path.as_os_str().as_encoded_bytes().ends_with(b"..") => {
+            Ok(fs::canonicalize(parent).map_err(failed)?.join(name))
+        }
+        _ => fs::canonicalize(&absolute).map_err(failed),
+    }
+}

@@ -1,0 +1,99 @@
+//! The figures of a running mount as a [`Report`]: the one place that knows both sides.
+
+use crate::report::{LayerReport, OperationReport, PassthroughReport, Report, path_text};
+use nacre_fuse::{OperationCounts, Status, Transport};
+use nacre_vfs::Coherence;
+use std::time::Instant;
+
+/// What does not change while a mount is served.
+#[derive(Debug)]
+pub struct About {
+    /// First column of the mount table.
+    pub source: String,
+    /// Why FUSE serves it.
+    pub engine_reason: String,
+    /// `--immutable`.
+    pub immutable: bool,
+    /// When it was mounted.
+    pub started: Instant,
+}
+
+/// Puts a report together.
+pub fn report(about: &About, stack: String, status: Status) -> Report {
+    let errors = status.operations.iter().map(|operation| operation.errors).sum();
+    let transport = match (status.transport, &status.transport_fallback) {
+        (transport, None) => transport.name().to_owned(),
+        (Transport::Uring, Some(_)) => Transport::Uring.name().to_owned(),
+        (Transport::Device, Some(why)) => format!("{} (no io_uring: {why})", Transport::Device.name()),
+    };
+    Report {
+        mountpoint: path_text(&status.mountpoint),
+        source: about.source.clone(),
+        pid: std::process::id(),
+        uid: rustix::process::geteuid().as_raw(),
+        uptime: about.started.elapsed().as_secs(),
+        engine: "fuse".to_owned(),
+        engine_reason: about.engine_reason.clone(),
+        stack,
+        layers: Some(LayerReport::from(status.stack)),
+        immutable: about.immutable,
+        transport,
+        passthrough: PassthroughReport { on: status.passthrough.refusal.is_none(), why_not: status.passthrough.refusal },
+        coherence: coherence(status.coherence).to_owned(),
+        watch_overflows: status.invalidated_all,
+        invalidations: status.invalidations,
+        requests: status.requests,
+        errors,
+        in_flight: status.in_flight as u64,
+        inodes: status.inodes as u64,
+        open_files: status.open_files as u64,
+        passthrough_opens: status.passthrough.opens,
+        cache_hits: status.passthrough.reused,
+        operations: status.operations.into_iter().map(operation).collect(),
+    }
+}
+
+/// In the words of `--coherence`, where there is one.
+fn coherence(coherence: Coherence) -> &'static str {
+    match coherence {
+        Coherence::Exclusive => "exclusive",
+        Coherence::Watched => "watch",
+        Coherence::Shared => "revalidate",
+        Coherence::PerCaller => "per caller",
+    }
+}
+
+fn operation(counts: OperationCounts) -> OperationReport {
+    OperationReport {
+        name: counts.name.to_lowercase(),
+        requests: counts.requests,
+        errors: counts.errors,
+        total_ns: counts.total_ns,
+        latency: latency(&counts.histogram),
+    }
+}
+
+/// Buckets of powers of two as upper bounds, without the empty ones at both ends.
+fn latency(histogram: &[u64]) -> Vec<(Option<u64>, u64)> {
+    let last = histogram.len().saturating_sub(1);
+    let buckets = histogram.iter().enumerate().map(|(place, requests)| {
+        let bound = u32::try_from(place + 1).ok().and_then(|power| 1_u64.checked_shl(power)).filter(|_| place < last);
+        (bound.map(|bound| bound - 1), *requests)
+    });
+    let first = histogram.iter().position(|requests| *requests > 0).unwrap_or(histogram.len());
+    let end = histogram.iter().rposition(|requests| *requests > 0).map_or(first, |place| place + 1);
+    buckets.skip(first).take(end - first).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_ends_are_left_out() {
+        assert_eq!(latency(&[0, 0, 5, 0, 1, 0]), [(Some(7), 5), (Some(15), 0), (Some(31), 1)]);
+        assert_eq!(latency(&[1, 0, 2]), [(Some(1), 1), (Some(3), 0), (None, 2)]);
+        assert_eq!(latency(&[0, 0]), []);
+        assert_eq!(latency(&[]), []);
+    }
+}

@@ -1,0 +1,36 @@
+//! The program `nacre`: arguments become a plan (pure data), the plan becomes effects.
+//!
+//! The same program is `bindfs` and `mount.fuse.nacre` when it is called by these names.
+#![forbid(unsafe_code)]
+
+mod columns;
+mod commands;
+mod control;
+mod daemon;
+mod documents;
+mod failure;
+mod figures;
+mod kernel_engine;
+mod metrics;
+mod mountinfo;
+mod options;
+mod personality;
+mod plan;
+mod remount;
+mod report;
+mod run;
+mod runtime;
+mod serve;
+mod settings;
+mod status;
+#[cfg(test)]
+mod tests;
+mod top;
+mod umount;
+mod words;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    run::main()
+}

@@ -1,0 +1,95 @@
+//! The table of mounts, as `/proc/self/mountinfo` shows it (proc(5)).
+//!
+//! Parsing is pure; only [`read`] looks at the system. Used to tell whether a path is a mount point without touching it: asking a mount
+//! whose daemon hangs would hang, too.
+
+use crate::failure::Failure;
+use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Number of the mount.
+    pub id: u64,
+    /// Device of the file system, major and minor.
+    pub device: (u32, u32),
+    /// Where it is mounted.
+    pub mountpoint: PathBuf,
+    /// Options of the mount (`ro`, `nosuid`).
+    pub options: Vec<String>,
+    /// Type (`ext4`, `fuse.nacre`).
+    pub kind: String,
+    /// Source, first column of the mount table.
+    pub source: PathBuf,
+}
+
+/// Reads the table of this process' mount namespace.
+///
+/// # Errors
+/// Where `/proc` is not mounted.
+pub fn read() -> Result<Vec<MountEntry>, Failure> {
+    const TABLE: &str = "/proc/self/mountinfo";
+    let table = std::fs::read(TABLE);
+    table.map(|table| parse(&table)).map_err(|error| Failure::io("cannot read", TABLE, &error).next("mount the proc file system at /proc"))
+}
+
+/// Parses the table; lines that are not understood are left out.
+pub fn parse(table: &[u8]) -> Vec<MountEntry> {
+    table.split(|&byte| byte == b'\n').filter_map(entry).collect()
+}
+
+fn entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let id = number(fields.next()?)?;
+    let _parent = fields.next()?;
+    let device = fields.next()?;
+    let colon = device.iter().position(|&byte| byte == b':')?;
+    let device = (u32::try_from(number(device.get(..colon)?)?).ok()?, u32::try_from(number(device.get(colon + 1..)?)?).ok()?);
+    let _root = fields.next()?;
+    let mountpoint = path(fields.next()?);
+    let options = String::from_utf8_lossy(fields.next()?).split(',').map(str::to_owned).collect();
+    // Optional fields end with a single hyphen.
+    fields.by_ref().find(|field| *field == b"-")?;
+    let kind = String::from_utf8_lossy(fields.next()?).into_owned();
+    Some(MountEntry { id, device, mountpoint, options, kind, source: path(fields.next()?) })
+}
+
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Blank, tab, newline and backslash are written as a backslash and three octal digits.
+fn path(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [byte, tail @ ..] = rest {
+        rest = tail;
+        match (byte, tail) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', tail @ ..]) => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = tail;
+            }
+            (byte, _) => bytes.push(*byte),
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn lines_of_the_kernel_are_understood() {
+        let table = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 propagate_from:2 - ext3 /dev/root rw,errors=continue\n\
+            99 35 0:43 / /a\\040b\\134 ro - fuse.nacre /srv/x\\011y rw,user_id=0\nnonsense\n\n5 6 7\n";
+        let entries = parse(table);
+        assert_eq!(entries.len(), 2);
+        let [first, second] = &entries[..] else { panic!() };
+        assert_eq!((first.id, first.device, first.kind.as_str()), (36, (98, 0), "ext3"));
+        assert_eq!(first.options, ["rw", "noatime"]);
+        assert_eq!(second.mountpoint, Path::new("/a b\\"));
+        assert_eq!((second.kind.as_str(), second.source.as_path()), ("fuse.nacre", Path::new("/srv/x\ty")));
+    }
+}

@@ -1,0 +1,140 @@
+//! Which program we are, by the name that we were called with, and the two command lines that are not our own: bindfs' and that of
+//! mount(8)'s helpers.
+//!
+//! Pure: names and arguments in, a [`Plan`] out.
+
+use crate::{
+    failure::Failure,
+    options::Opt,
+    plan::{self, Plan},
+    settings::Settings,
+    words::{self, Given, Unknown, Words},
+};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
+
+/// How the command line is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Personality {
+    /// `nacre VERB ...`.
+    Nacre,
+    /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre` where there is no helper of ours.
+    Bindfs,
+    /// `mount.fuse.nacre SOURCE MOUNTPOINT [-sfnv] [-o WORDS]`.
+    Helper,
+}
+
+/// The name that the program was called by, without its directory.
+pub fn program(argv0: &OsStr) -> String {
+    Path::new(argv0).file_name().map_or_else(|| "nacre".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// How to read the command line of `program`, whose first argument is `first`.
+pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
+    match program {
+        "bindfs" => Personality::Bindfs,
+        name if name.starts_with("mount.") => Personality::Helper,
+        // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre` names.
+        _ if first.is_some_and(|first| first.as_bytes().contains(&b'/')) => Personality::Bindfs,
+        _ => Personality::Nacre,
+    }
+}
+
+/// Reads bindfs' command line.
+///
+/// # Errors
+/// A wrong command line.
+pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
+    let words = words::parse(arguments, Unknown::Refuse)?;
+    let settings = Settings::fold(&words.given)?;
+    if settings.help {
+        return Ok(Plan::Help);
+    }
+    if settings.version {
+        return Ok(Plan::Version);
+    }
+    if settings.fuse_version {
+        return Ok(Plan::FuseVersion);
+    }
+    plan::mirror(program, settings, without_prefix(words.positionals))
+}
+
+/// Reads the command line of a mount(8) helper.
+///
+/// # Errors
+/// A wrong command line.
+pub fn helper(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
+    let call = helper_call(arguments)?;
+    let settings = Settings::fold(&call.words.given)?;
+    if call.fake {
+        return Ok(Plan::Nothing);
+    }
+    let positionals = without_prefix(call.words.positionals);
+    // Column 1 of fstab is a directory to mirror, or a file that describes a stack.
+    if positionals.first().is_some_and(|source| source.as_bytes().ends_with(b".toml")) && !settings.remount {
+        return plan::stack(program, settings, positionals);
+    }
+    plan::mirror(program, settings, positionals)
+}
+
+struct HelperCall {
+    words: Words,
+    fake: bool,
+}
+
+fn helper_call(arguments: impl IntoIterator<Item = OsString>) -> Result<HelperCall, Failure> {
+    let mut positionals = Vec::new();
+    let mut texts = Vec::new();
+    let (mut sloppy, mut fake, mut read_only) = (false, false, false);
+    let mut rest = arguments.into_iter();
+    while let Some(argument) = rest.next() {
+        let [b'-', letters @ ..] = argument.as_bytes() else {
+            positionals.push(argument);
+            continue;
+        };
+        match letters {
+            b"o" => texts.push(rest.next().ok_or_else(|| Failure::usage("option -o needs a value: -o WORD[,WORD]..."))?),
+            [b'o', attached @ ..] => texts.push(OsStr::from_bytes(attached).to_owned()),
+            // The name space is entered by mount(8) itself; the type is known.
+            b"t" | b"N" => {
+                rest.next();
+            }
+            letters => {
+                for letter in letters {
+                    match letter {
+                        b's' => sloppy = true,
+                        b'f' => fake = true,
+                        b'r' => read_only = true,
+                        b'n' | b'v' | b'w' => {}
+                        other => return Err(Failure::usage(format!("unknown option -{}", char::from(*other)))),
+                    }
+                }
+            }
+        }
+    }
+    let mut given = Vec::new();
+    if read_only {
+        given.push(Given::new(Opt::ReadOnly, ""));
+    }
+    let unknown = if sloppy { Unknown::Drop } else { Unknown::Refuse };
+    for text in texts {
+        words::parse_words(&text, unknown, &mut given)?;
+    }
+    Ok(HelperCall { words: Words { given, positionals }, fake })
+}
+
+/// Takes the old form of fstab, `bindfs#SOURCE`, apart.
+fn without_prefix(mut positionals: Vec<OsString>) -> Vec<OsString> {
+    if let Some(source) = positionals.first_mut() {
+        for prefix in [&b"bindfs#"[..], b"nacre#"] {
+            if let Some(path) = source.as_bytes().strip_prefix(prefix) {
+                *source = OsStr::from_bytes(path).to_owned();
+                break;
+            }
+        }
+    }
+    positionals
+}

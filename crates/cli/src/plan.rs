@@ -1,0 +1,139 @@
+//! What a command line asks for, as plain data: the end of everything pure, the start of every effect.
+//!
+//! Made by [`crate::personality`] and [`crate::commands`]; carried out by [`crate::run`]. Nothing here looks at the system: whether the
+//! source exists or a user is known is found out when the plan is carried out, before anything is mounted.
+
+use crate::{
+    failure::Failure,
+    settings::{Door, Engine, Settings, Verbosity},
+};
+use nacre_layers::spec::StackSpec;
+use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Mount something.
+    Mount(Box<MountPlan>),
+    /// Change the flags of a mount (`mount -o remount`).
+    Remount(Remount),
+    /// Print help.
+    Help,
+    /// Print the version.
+    Version,
+    /// Print the version of the kernel interface.
+    FuseVersion,
+    /// A dry run of mount(8): everything was understood.
+    Nothing,
+}
+
+/// Where the layers come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StackSource {
+    /// The options of the command line.
+    Spec(StackSpec),
+    /// A TOML file, to be read when the plan is carried out.
+    File(PathBuf),
+}
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountPlan {
+    /// The name that the program was called by: in messages, and the type in the mount table.
+    pub program: String,
+    /// The layers.
+    pub stack: StackSource,
+    /// Where.
+    pub mountpoint: PathBuf,
+    /// How.
+    pub door: Door,
+    /// What serves it.
+    pub engine: Engine,
+    /// In one process that ends with the mount.
+    pub foreground: bool,
+    /// Only say what would be done.
+    pub explain: bool,
+    /// How much is logged.
+    pub verbosity: Verbosity,
+    /// Where the log goes; `None`: standard error in the foreground, nowhere else.
+    pub log_file: Option<PathBuf>,
+    /// Things worth a line on standard error.
+    pub warnings: Vec<String>,
+}
+
+/// A change of the flags of a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remount {
+    /// Which mount.
+    pub mountpoint: PathBuf,
+    /// The flags to change, as words, in the order given.
+    pub flags: Vec<&'static str>,
+}
+
+/// A mirror of a directory.
+///
+/// # Errors
+/// Too few or too many paths, or options that cannot go together.
+pub fn mirror(program: &str, settings: Settings, positionals: Vec<OsString>) -> Result<Plan, Failure> {
+    let (source, mountpoint) = two(positionals, "SOURCE")?;
+    if settings.remount {
+        return Ok(Plan::Remount(Remount { mountpoint, flags: settings.flags }));
+    }
+    let stack = StackSource::Spec(StackSpec { layers: settings.layers(source) });
+    Ok(mount(program, stack, mountpoint, settings))
+}
+
+/// A stack of layers, from a file or in one line.
+///
+/// # Errors
+/// Too few or too many paths, a stack that is not understood, or options that belong into it.
+pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> Result<Plan, Failure> {
+    let (stack, mountpoint) = two(positionals, "STACK")?;
+    if let Some(option) = settings.layer_option {
+        return Err(Failure::usage(format!("option {option} belongs to a layer, not to the mount"))
+            .next("write it into the stack, as in 'host:/srv/data | remap:force-user=alice'"));
+    }
+    if settings.engine != Engine::Fuse {
+        return Err(Failure::usage("a stack of layers is always served through FUSE: --engine is for `nacre mirror`"));
+    }
+    let source = match is_line(stack.as_os_str().as_bytes()) {
+        true => {
+            let spec = StackSpec::from_line(stack.as_os_str().as_bytes());
+            StackSource::Spec(spec.map_err(|error| Failure::usage(format!("the stack is not understood: {error}")))?)
+        }
+        false => StackSource::File(stack),
+    };
+    Ok(mount(program, source, mountpoint, settings))
+}
+
+/// Whether this is a stack in one line and not the path of a file: `mem`, or a layer's name followed by a colon or a bar.
+fn is_line(text: &[u8]) -> bool {
+    let name: &[u8] = text.split(|byte| matches!(byte, b':' | b'|' | b' ')).next().unwrap_or_default();
+    nacre_layers::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)
+}
+
+fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: Settings) -> Plan {
+    let verbosity = settings.verbosity();
+    Plan::Mount(Box::new(MountPlan {
+        program: program.to_owned(),
+        stack,
+        mountpoint,
+        door: settings.door,
+        engine: settings.engine,
+        foreground: settings.foreground,
+        explain: settings.explain,
+        verbosity,
+        log_file: settings.log_file,
+        warnings: settings.warnings,
+    }))
+}
+
+fn two(positionals: Vec<OsString>, first: &str) -> Result<(PathBuf, PathBuf), Failure> {
+    let mut rest = positionals.into_iter();
+    match (rest.next(), rest.next(), rest.next()) {
+        (Some(one), Some(two), None) if !one.is_empty() && !two.is_empty() => Ok((one.into(), two.into())),
+        (_, _, Some(extra)) => Err(Failure::usage(format!("too many arguments: \"{}\"", extra.to_string_lossy()))
+            .next(format!("two are needed, {first} and MOUNTPOINT; long options take their value after '='"))),
+        _ => Err(Failure::usage(format!("{first} and MOUNTPOINT are needed")).next("--help shows how")),
+    }
+}

@@ -1,0 +1,158 @@
+//! What a mount tells about itself: the data of `status`, `top` and `metrics`, as it goes over the control socket.
+//!
+//! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`crate::status`], [`crate::top`] and
+//! [`crate::metrics`]. The JSON form is an interface for scripts: fields are added, never renamed.
+
+use nacre_vfs::Description;
+use serde::{Deserialize, Serialize};
+use std::{os::unix::ffi::OsStrExt, path::Path};
+
+/// One layer of a stack and what lies below it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// The layer's name.
+    pub layer: String,
+    /// Its settings: key and value.
+    pub settings: Vec<(String, String)>,
+    /// The layers below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub below: Vec<LayerReport>,
+}
+
+impl From<Description> for LayerReport {
+    fn from(description: Description) -> LayerReport {
+        LayerReport {
+            layer: description.layer,
+            settings: description.settings,
+            below: description.below.into_iter().map(LayerReport::from).collect(),
+        }
+    }
+}
+
+/// The figures of one kind of request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// What was asked for (`lookup`, `read`).
+    pub name: String,
+    /// How often.
+    pub requests: u64,
+    /// How often the answer was an error.
+    pub errors: u64,
+    /// Time spent answering, nanoseconds.
+    pub total_ns: u64,
+    /// Requests by time: upper bound in nanoseconds (the last one has none) and how many took no longer, not cumulated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub latency: Vec<(Option<u64>, u64)>,
+}
+
+/// How opened files were served.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassthroughReport {
+    /// The kernel reads and writes the source's files itself.
+    pub on: bool,
+    /// Why not, where it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
+}
+
+/// Everything about one mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Where.
+    pub mountpoint: String,
+    /// What: the first column of the mount table.
+    pub source: String,
+    /// The process that serves it; 0 where the kernel alone does.
+    pub pid: u32,
+    /// Whose process that is.
+    pub uid: u32,
+    /// Seconds since it was mounted.
+    pub uptime: u64,
+    /// `fuse` or `kernel`.
+    pub engine: String,
+    /// Why this engine.
+    pub engine_reason: String,
+    /// The stack in one line.
+    pub stack: String,
+    /// The stack as the layers see themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<LayerReport>,
+    /// Nothing below changes while it is mounted.
+    #[serde(default)]
+    pub immutable: bool,
+    /// How kernel and daemon talk.
+    pub transport: String,
+    /// Whether the kernel serves data itself.
+    pub passthrough: PassthroughReport,
+    /// Who else may change what lies below.
+    pub coherence: String,
+    /// How often watching what lies below lost count, and all caches were dropped.
+    pub watch_overflows: u64,
+    /// Invalidations sent to the kernel.
+    pub invalidations: u64,
+    /// All requests.
+    pub requests: u64,
+    /// All answers that were errors.
+    pub errors: u64,
+    /// Requests being answered now.
+    pub in_flight: u64,
+    /// Files that the kernel knows.
+    pub inodes: u64,
+    /// Open files.
+    pub open_files: u64,
+    /// Opens that the kernel serves itself.
+    pub passthrough_opens: u64,
+    /// Opens that were served without looking anything up again.
+    pub cache_hits: u64,
+    /// The kinds of request that came at all.
+    pub operations: Vec<OperationReport>,
+}
+
+impl Report {
+    /// Time spent answering, nanoseconds.
+    pub fn total_ns(&self) -> u64 {
+        self.operations.iter().fold(0, |sum, operation| sum.saturating_add(operation.total_ns))
+    }
+}
+
+/// A path as text that is the same everywhere and harmless on a terminal: bytes that are no printable UTF-8 are written `\xNN`.
+pub fn path_text(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
+}
+
+/// The same for any bytes.
+pub fn printable(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                character if character.is_control() => {
+                    let mut buffer = [0; 4];
+                    character.encode_utf8(&mut buffer).bytes().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+                }
+                character => text.push(character),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_printable_and_distinct() {
+        for (bytes, text) in [
+            (&b"/a b"[..], "/a b"),
+            ("/\u{fc}".as_bytes(), "/\u{fc}"),
+            (b"/\xff\n", "/\\xff\\x0a"),
+            (b"/\\xff", "/\\\\xff"),
+            (b"/\x1b[31m", "/\\x1b[31m"),
+        ] {
+            assert_eq!(printable(bytes), text);
+        }
+    }
+}

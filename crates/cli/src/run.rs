@@ -1,0 +1,151 @@
+//! Carries out what the command line asked for: the end of everything pure.
+
+use crate::{
+    commands::{self, Order},
+    control::{self, Request},
+    daemon::{self, Start},
+    documents,
+    failure::Failure,
+    metrics,
+    options::{Form, TABLE},
+    personality::{self, Personality},
+    plan::{MountPlan, Plan},
+    remount,
+    serve::{self, Served},
+    status, top, umount,
+};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// The whole program.
+pub fn main() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    let argv0 = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
+    let arguments: Vec<OsString> = arguments.collect();
+    let program = personality::program(&argv0);
+    match personality::of(&program, arguments.first().map(OsString::as_os_str)) {
+        Personality::Bindfs => finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan))),
+        Personality::Helper => finish(&program, personality::helper(&program, arguments).and_then(|plan| carry_out(&program, plan))),
+        // `nacre bindfs ...` is bindfs in everything but the name.
+        Personality::Nacre if arguments.first().is_some_and(|verb| verb == "bindfs") => {
+            let plan = personality::bindfs("bindfs", arguments.into_iter().skip(1));
+            finish("bindfs", plan.and_then(|plan| carry_out("bindfs", plan)))
+        }
+        Personality::Nacre => ours(argv0, arguments),
+    }
+}
+
+fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
+    let matches = match commands::table().try_get_matches_from(std::iter::once(argv0).chain(arguments)) {
+        Ok(matches) => matches,
+        Err(error) => {
+            // Help and the version come here, too; nobody is left to tell when the output is closed.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    finish("nacre", commands::order(&matches).and_then(carry_out_order))
+}
+
+fn finish(program: &str, outcome: Result<ExitCode, Failure>) -> ExitCode {
+    outcome.unwrap_or_else(|failure| failure.report(program))
+}
+
+fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
+    match order {
+        Order::Mount(plan) => return carry_out("nacre", plan),
+        Order::Umount { lazy, mountpoints } => umount::run(lazy, &mountpoints)?,
+        Order::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
+        Order::Top { rounds, interval, mountpoints } => top::run(rounds, interval, &mountpoints)?,
+        Order::Reload { mountpoint, rules } => {
+            for peer in control::at(&[mountpoint])? {
+                peer.ask(&Request::Reload { rules: rules.clone() })?;
+            }
+        }
+        Order::Metrics { mountpoints } => print(&metrics::text(&status::gather(&mountpoints)?))?,
+        Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
+        Order::Completions(shell) => documents::completions(shell)?,
+        Order::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
+    match plan {
+        Plan::Mount(plan) => return mount(&plan),
+        Plan::Remount(plan) => remount::run(&plan)?,
+        Plan::Help => print(&help(program))?,
+        Plan::Version => print(&format!("{program} (nacre) {}\n", env!("CARGO_PKG_VERSION")))?,
+        Plan::FuseVersion => print(&format!(
+            "FUSE kernel interface {}.{}, without libfuse\n",
+            fusewire::abi::KERNEL_VERSION,
+            fusewire::abi::KERNEL_MINOR_VERSION
+        ))?,
+        Plan::Nothing => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
+    let background = daemon::is_background();
+    if !background {
+        for warning in &plan.warnings {
+            // A warning that nobody can read is not worth failing for.
+            let _ = writeln!(io::stderr(), "{}: {warning}", plan.program);
+        }
+    }
+    if plan.explain {
+        print(&serve::explain(plan)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if background {
+        return serve::run(plan, daemon::reason(), true).map(|()| ExitCode::SUCCESS);
+    }
+    let reason = match serve::without_daemon(plan)? {
+        Served::Done => return Ok(ExitCode::SUCCESS),
+        Served::ByDaemon(reason) => reason,
+    };
+    if plan.foreground {
+        return serve::run(plan, reason, false).map(|()| ExitCode::SUCCESS);
+    }
+    Ok(match daemon::start(&reason)? {
+        Start::Ready => ExitCode::SUCCESS,
+        Start::Failed(code) => ExitCode::from(code),
+    })
+}
+
+/// bindfs' help: the options under their headings.
+fn help(program: &str) -> String {
+    let mut text = format!(
+        "Usage: {program} [options] SOURCE MOUNTPOINT\n\nShows a directory at a second place, with other owners, modes and rules.\n"
+    );
+    let mut heading = "";
+    for row in TABLE.iter().filter(|row| row.form != Form::Word) {
+        if row.heading != heading {
+            heading = row.heading;
+            text.push_str(&format!("\n{heading}:\n"));
+        }
+        let short = row.short.map_or_else(|| "    ".to_owned(), |letter| format!("-{letter}, "));
+        let short = if row.name.is_empty() { short.replace(',', " ") } else { short };
+        let long = match (row.name, row.value) {
+            ("", value) => value.unwrap_or_default().to_owned(),
+            (name, None) => format!("--{name}"),
+            (name, Some(value)) => format!("--{name}={value}"),
+        };
+        text.push_str(&format!("  {short}{long}\n          {}\n", row.help));
+    }
+    text.push_str("\nEach long option is also a word of -o, without its dashes.\n");
+    text
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        // Whoever reads us has seen enough (`| head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| Failure::io("cannot write", "the output", &error)),
+    }
+}

@@ -1,0 +1,110 @@
+//! Where the control sockets are: one directory per user, which nobody else may enter.
+//!
+//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. One socket per mount, named by the process that
+//! serves it, so that stale ones can be told.
+
+use crate::failure::{Exit, Failure};
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, statat},
+    process::geteuid,
+};
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The directory for a user's sockets, from the environment. Pure.
+pub fn directory(uid: u32, runtime: Option<OsString>) -> PathBuf {
+    match (uid, runtime.map(PathBuf::from).filter(|path| path.is_absolute())) {
+        (0, _) => PathBuf::from("/run/nacre"),
+        (_, Some(runtime)) => runtime.join("nacre"),
+        (uid, None) => PathBuf::from(format!("/tmp/nacre-{uid}")),
+    }
+}
+
+/// Our own directory, made if need be.
+///
+/// # Errors
+/// A directory that cannot be made, or that somebody else could have made or could enter.
+pub fn own() -> Result<PathBuf, Failure> {
+    let uid = geteuid().as_raw();
+    let directory = directory(uid, std::env::var_os("XDG_RUNTIME_DIR"));
+    match rustix::fs::mkdir(&directory, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => {
+            return Err(Failure::io("cannot make the directory of control sockets", directory.display(), &error.into()));
+        }
+    }
+    check(&directory, uid)?;
+    Ok(directory)
+}
+
+/// Whether a directory is `uid`'s alone.
+fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
+    let stat = statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW);
+    let stat = stat.map_err(|error| Failure::io("cannot look at", directory.display(), &error.into()))?;
+    let sound = FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_uid == uid && stat.st_mode & 0o077 == 0;
+    if sound {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{} is not a directory of user {uid} with mode 700", directory.display()))
+        .exit(Exit::Denied)
+        .next("remove it, or set XDG_RUNTIME_DIR to a directory of your own"))
+}
+
+/// The directories to look for mounts in: our own, and for root everybody's.
+pub fn all() -> Vec<PathBuf> {
+    let uid = geteuid().as_raw();
+    let mut found = vec![directory(uid, std::env::var_os("XDG_RUNTIME_DIR"))];
+    if uid == 0 {
+        found.extend(children(Path::new("/run/user")).into_iter().map(|user| user.join("nacre")));
+        let temporary = children(Path::new("/tmp")).into_iter();
+        found.extend(temporary.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"nacre-"))));
+    }
+    found.retain(|path| statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_mode & 0o170_077 == 0o040_000));
+    found
+}
+
+/// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then no mount is, either).
+pub fn children(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn each_user_has_a_directory() {
+        for (uid, runtime, expected) in [
+            (0, Some("/run/user/0"), "/run/nacre"),
+            (5, Some("/run/user/5"), "/run/user/5/nacre"),
+            (5, None, "/tmp/nacre-5"),
+            (5, Some("relative"), "/tmp/nacre-5"),
+            (5, Some(""), "/tmp/nacre-5"),
+        ] {
+            assert_eq!(directory(uid, runtime.map(OsString::from)), Path::new(expected));
+        }
+    }
+
+    #[test]
+    fn a_directory_that_others_may_enter_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let uid = geteuid().as_raw();
+        let directory = scratch.path().join("d");
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(check(&directory, uid).is_ok());
+        assert!(check(&directory, uid + 1).is_err());
+        let link = scratch.path().join("l");
+        symlink(&directory, &link).unwrap();
+        assert!(check(&link, uid).is_err());
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).unwrap();
+        assert_eq!(check(&directory, uid).unwrap_err().exit, Exit::Denied);
+        assert!(check(&scratch.path().join("missing"), uid).is_err());
+    }
+}

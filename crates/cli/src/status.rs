@@ -1,0 +1,311 @@
+//! `nacre status`: mounts as a table, in full, for scripts, or as JSON.
+//!
+//! [`gather`] asks the mounts; everything else is pure.
+
+use crate::{
+    columns::{self, Align},
+    commands::View,
+    control,
+    failure::{Exit, Failure},
+    kernel_engine,
+    report::{LayerReport, OperationReport, Report, path_text, printable},
+};
+use std::{
+    io::{IsTerminal, Write},
+    path::PathBuf,
+};
+
+/// A column: its name, its heading, how it stands, and its cell.
+struct Column {
+    name: &'static str,
+    align: Align,
+    cell: fn(&Report, bool) -> String,
+}
+
+const COLUMNS: &[Column] = &[
+    Column { name: "mountpoint", align: Align::Left, cell: |report, _| report.mountpoint.clone() },
+    Column { name: "source", align: Align::Left, cell: |report, _| report.source.clone() },
+    Column { name: "engine", align: Align::Left, cell: |report, _| report.engine.clone() },
+    Column { name: "transport", align: Align::Left, cell: |report, _| report.transport.clone() },
+    Column { name: "passthrough", align: Align::Left, cell: |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned() },
+    Column { name: "coherence", align: Align::Left, cell: |report, _| report.coherence.clone() },
+    Column { name: "requests", align: Align::Right, cell: |report, exact| number(report.requests, exact) },
+    Column { name: "errors", align: Align::Right, cell: |report, exact| number(report.errors, exact) },
+    Column { name: "in-flight", align: Align::Right, cell: |report, exact| number(report.in_flight, exact) },
+    Column { name: "inodes", align: Align::Right, cell: |report, exact| number(report.inodes, exact) },
+    Column { name: "open-files", align: Align::Right, cell: |report, exact| number(report.open_files, exact) },
+    Column { name: "passthrough-opens", align: Align::Right, cell: |report, exact| number(report.passthrough_opens, exact) },
+    Column { name: "cache-hits", align: Align::Right, cell: |report, exact| number(report.cache_hits, exact) },
+    Column { name: "invalidations", align: Align::Right, cell: |report, exact| number(report.invalidations, exact) },
+    Column { name: "watch-overflows", align: Align::Right, cell: |report, exact| number(report.watch_overflows, exact) },
+    Column { name: "pid", align: Align::Right, cell: |report, _| report.pid.to_string() },
+    Column { name: "uid", align: Align::Right, cell: |report, _| report.uid.to_string() },
+    Column {
+        name: "uptime",
+        align: Align::Right,
+        cell: |report, exact| if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) },
+    },
+    Column { name: "stack", align: Align::Left, cell: |report, _| report.stack.clone() },
+];
+
+const USUAL: [&str; 7] = ["mountpoint", "source", "engine", "transport", "passthrough", "requests", "uptime"];
+
+fn number(number: u64, exact: bool) -> String {
+    if exact { number.to_string() } else { columns::count(number) }
+}
+
+/// Carries out the command; the text to print.
+///
+/// # Errors
+/// A column that does not exist, a mount point where nothing of ours is mounted.
+pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
+    let columns = choose(view)?;
+    let reports = gather(mountpoints)?;
+    if view.json {
+        let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
+        return Ok(json + "\n");
+    }
+    if let ([report], false, None, false) = (reports.as_slice(), mountpoints.is_empty(), &view.columns, view.scripted) {
+        return Ok(detail(report, view.exact));
+    }
+    let bold = std::io::stdout().is_terminal();
+    Ok(match reports.is_empty() && !view.scripted {
+        true => "no mounts\n".to_owned(),
+        false => table(&reports, &columns, view, bold),
+    })
+}
+
+/// The mounts asked for, all where none is named.
+///
+/// # Errors
+/// A mount point where nothing of ours is mounted.
+pub fn gather(mountpoints: &[PathBuf]) -> Result<Vec<Report>, Failure> {
+    let found = control::find();
+    for pid in &found.silent {
+        // A warning that nobody can read is not worth failing for.
+        let _ = writeln!(std::io::stderr(), "nacre: process {pid} serves a mount and does not answer");
+    }
+    let mut reports: Vec<Report> = found.peers.into_iter().map(|peer| sanitised(peer.report)).collect();
+    reports.extend(kernel_engine::records()?);
+    reports.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
+    if mountpoints.is_empty() {
+        return Ok(reports);
+    }
+    let mut chosen = Vec::new();
+    for mountpoint in mountpoints {
+        let text = path_text(&control::lexical(mountpoint)?);
+        let found = reports.iter().find(|report| report.mountpoint == text);
+        chosen.push(found.cloned().ok_or_else(|| {
+            Failure::new(format!("no mount of nacre answers at {text}")).exit(Exit::NotFound).next("`nacre status` lists those that do")
+        })?);
+    }
+    Ok(chosen)
+}
+
+/// Other users' daemons may say anything: nothing of it may reach a terminal as a command.
+fn sanitised(mut report: Report) -> Report {
+    let clean = |text: &mut String| {
+        if text.chars().any(char::is_control) {
+            *text = printable(text.as_bytes());
+        }
+    };
+    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, .. } = &mut report;
+    for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
+        clean(text);
+    }
+    passthrough.why_not.iter_mut().for_each(clean);
+    operations.iter_mut().for_each(|operation| clean(&mut operation.name));
+    report
+}
+
+fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
+    let find = |name: &str| {
+        let unknown = || {
+            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
+        };
+        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
+    };
+    match &view.columns {
+        Some(names) if names.iter().any(|name| name == "all") => Ok(COLUMNS.iter().collect()),
+        Some(names) => names.iter().map(|name| find(name)).collect(),
+        None => USUAL.iter().map(|name| find(name)).collect(),
+    }
+}
+
+fn table(reports: &[Report], chosen: &[&Column], view: &View, bold: bool) -> String {
+    let rows: Vec<Vec<String>> =
+        reports.iter().map(|report| chosen.iter().map(|column| (column.cell)(report, view.exact)).collect()).collect();
+    if view.scripted {
+        return columns::scripted(&rows);
+    }
+    let headings: Vec<String> = chosen.iter().map(|column| column.name.to_uppercase()).collect();
+    let headings: Vec<(&str, Align)> = headings.iter().map(String::as_str).zip(chosen.iter().map(|column| column.align)).collect();
+    columns::aligned(&headings, &rows, bold)
+}
+
+fn detail(report: &Report, exact: bool) -> String {
+    let passthrough = match (&report.passthrough.why_not, report.passthrough.on) {
+        (Some(why), false) => format!("off: {why}"),
+        (None, false) => "off".to_owned(),
+        (_, true) => "on".to_owned(),
+    };
+    let count = |value| number(value, exact);
+    let lines = [
+        ("mountpoint", report.mountpoint.clone()),
+        ("source", report.source.clone()),
+        ("engine", format!("{} ({})", report.engine, report.engine_reason)),
+        ("stack", report.stack.clone()),
+        ("transport", report.transport.clone()),
+        ("passthrough", passthrough),
+        ("coherence", report.coherence.clone()),
+        ("invalidations", format!("{} ({} overflows)", count(report.invalidations), count(report.watch_overflows))),
+        ("requests", format!("{} ({} errors, {} in flight)", count(report.requests), count(report.errors), count(report.in_flight))),
+        ("inodes", count(report.inodes)),
+        ("open files", format!("{} ({} opens passed through)", count(report.open_files), count(report.passthrough_opens))),
+        ("cache hits", count(report.cache_hits)),
+        ("process", if report.pid == 0 { "none".to_owned() } else { format!("{} of user {}", report.pid, report.uid) }),
+        ("uptime", if exact { report.uptime.to_string() } else { columns::uptime(report.uptime) }),
+    ];
+    let mut text: String = lines.iter().map(|(name, value)| format!("{name:<13} {value}\n")).collect();
+    if let Some(layers) = &report.layers {
+        text.push_str("\nlayers\n");
+        text.push_str(&tree(layers, 1));
+    }
+    if !report.operations.is_empty() {
+        text.push('\n');
+        text.push_str(&operations(&report.operations, exact));
+    }
+    text
+}
+
+/// The layers from the top down, each indented below the one above.
+pub fn tree(layer: &LayerReport, depth: usize) -> String {
+    let settings: Vec<String> = layer.settings.iter().map(|(key, value)| setting(key, value)).collect();
+    let mut text = format!("{}{} {}", "  ".repeat(depth), printable(layer.layer.as_bytes()), settings.join(" "));
+    text.truncate(text.trim_end().len());
+    text.push('\n');
+    layer.below.iter().for_each(|below| text.push_str(&tree(below, depth + 1)));
+    text
+}
+
+fn setting(key: &str, value: &str) -> String {
+    let key = printable(key.as_bytes());
+    if value.is_empty() { key } else { format!("{key}={}", printable(value.as_bytes())) }
+}
+
+fn operations(operations: &[OperationReport], exact: bool) -> String {
+    let mut sorted: Vec<&OperationReport> = operations.iter().collect();
+    sorted.sort_by(|a, b| b.requests.cmp(&a.requests).then_with(|| a.name.cmp(&b.name)));
+    let time = |ns: u64| if exact { ns.to_string() } else { columns::nanoseconds(ns) };
+    let rows: Vec<Vec<String>> = sorted
+        .iter()
+        .map(|operation| {
+            let mean = operation.total_ns.checked_div(operation.requests).unwrap_or(0);
+            let p99 = quantile(operation, 99).map_or_else(|| "-".to_owned(), |ns| format!("<= {}", time(ns)));
+            vec![operation.name.clone(), number(operation.requests, exact), number(operation.errors, exact), time(mean), p99]
+        })
+        .collect();
+    let headings =
+        [("REQUEST", Align::Left), ("COUNT", Align::Right), ("ERRORS", Align::Right), ("MEAN", Align::Right), ("99 %", Align::Right)];
+    columns::aligned(&headings, &rows, false)
+}
+
+/// The upper bound of the bucket that the given percentage of requests did not exceed.
+fn quantile(operation: &OperationReport, percent: u64) -> Option<u64> {
+    let total: u64 = operation.latency.iter().map(|(_, requests)| requests).sum();
+    let wanted = total.checked_mul(percent)?.div_ceil(100);
+    let mut seen = 0;
+    let bucket = operation.latency.iter().find(|(_, requests)| {
+        seen += requests;
+        total > 0 && seen >= wanted
+    })?;
+    bucket.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            mountpoint: "/mnt/a".to_owned(),
+            source: "/srv".to_owned(),
+            engine: "fuse".to_owned(),
+            engine_reason: "asked for".to_owned(),
+            transport: "uring".to_owned(),
+            requests: 123_456,
+            uptime: 90,
+            pid: 7,
+            operations: vec![
+                OperationReport {
+                    name: "read".to_owned(),
+                    requests: 1,
+                    errors: 0,
+                    total_ns: 5_000,
+                    latency: vec![(Some(8191), 1), (None, 0)],
+                },
+                OperationReport {
+                    name: "lookup".to_owned(),
+                    requests: 100,
+                    errors: 3,
+                    total_ns: 200_000,
+                    latency: vec![(Some(2047), 99), (None, 1)],
+                },
+            ],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn scripts_get_exact_columns() {
+        let columns = Some(vec!["mountpoint".to_owned(), "requests".to_owned(), "uptime".to_owned()]);
+        let view = View { json: false, scripted: true, exact: true, columns };
+        assert_eq!(table(&[report()], &choose(&view).unwrap(), &view, false), "/mnt/a\t123456\t90\n");
+        let wrong = View { columns: Some(vec!["bogus".to_owned()]), ..View::default() };
+        assert!(choose(&wrong).is_err());
+        let all = View { columns: Some(vec!["all".to_owned()]), ..View::default() };
+        assert_eq!(choose(&all).unwrap().len(), COLUMNS.len());
+    }
+
+    #[test]
+    fn people_get_headings() {
+        let view = View::default();
+        let text = table(&[report()], &choose(&view).unwrap(), &view, false);
+        assert_eq!(
+            text,
+            "MOUNTPOINT  SOURCE  ENGINE  TRANSPORT  PASSTHROUGH  REQUESTS  UPTIME\n/mnt/a      /srv    fuse    uring      off              123k    90 s\n"
+        );
+    }
+
+    #[test]
+    fn requests_are_listed_by_number() {
+        let text = operations(&report().operations, false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "lookup     100       3  2000 ns  <= 2047 ns");
+        assert_eq!(lines[2], "read         1       0  5000 ns  <= 8191 ns");
+    }
+
+    #[test]
+    fn quantiles_come_from_buckets() {
+        let operation = OperationReport { latency: vec![(Some(1), 98), (Some(3), 1), (None, 1)], ..OperationReport::default() };
+        assert_eq!(quantile(&operation, 50), Some(1));
+        assert_eq!(quantile(&operation, 99), Some(3));
+        assert_eq!(quantile(&operation, 100), None);
+        assert_eq!(quantile(&OperationReport::default(), 99), None);
+    }
+
+    #[test]
+    fn a_terminal_gets_no_commands_from_others() {
+        let mut hostile = report();
+        hostile.source = "\x1b]0;x\x07".to_owned();
+        assert_eq!(sanitised(hostile).source, "\\x1b]0;x\\x07");
+    }
+
+    #[test]
+    fn layers_are_indented() {
+        let host = LayerReport { layer: "host".to_owned(), settings: vec![("source".to_owned(), "/s".to_owned())], below: vec![] };
+        let remap = LayerReport { layer: "remap".to_owned(), settings: vec![("delete-deny".to_owned(), String::new())], below: vec![host] };
+        assert_eq!(tree(&remap, 1), "  remap delete-deny\n    host source=/s\n");
+    }
+}

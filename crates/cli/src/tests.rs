@@ -1,0 +1,39 @@
+//! The command line as a pure function: every option in every spelling, and both grammars.
+
+mod commands;
+mod kernel_engine;
+mod options;
+mod personality;
+
+use crate::{
+    plan::{MountPlan, Plan, StackSource},
+    settings::Settings,
+};
+use std::ffi::OsString;
+
+fn os(arguments: &[&str]) -> Vec<OsString> {
+    arguments.iter().map(OsString::from).collect()
+}
+
+/// The plan of a mount, or what it was instead.
+fn mount(plan: Plan) -> MountPlan {
+    match plan {
+        Plan::Mount(plan) => *plan,
+        other => panic!("not a mount: {other:?}"),
+    }
+}
+
+/// The stack of a plan in one line.
+fn line(plan: &MountPlan) -> String {
+    match &plan.stack {
+        StackSource::Spec(spec) => spec.to_line(),
+        StackSource::File(path) => format!("file {}", path.display()),
+    }
+}
+
+/// Settings without the traces of how they were written.
+fn bare(mut settings: Settings) -> Settings {
+    settings.layer_option = None;
+    settings.flags.clear();
+    settings
+}

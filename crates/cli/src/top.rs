@@ -1,0 +1,163 @@
+//! `nacre top`: what mounts do, again and again.
+//!
+//! [`frame`] is pure; [`run`] asks, draws and waits.
+
+use crate::{
+    columns::{self, Align},
+    failure::Failure,
+    report::Report,
+    status,
+};
+use std::{
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// Carries out the command.
+///
+/// # Errors
+/// A mount point where nothing of ours is mounted; output that cannot be written.
+pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf]) -> Result<(), Failure> {
+    let terminal = io::stdout().is_terminal();
+    let mut before: Option<(Instant, Vec<Report>)> = None;
+    let mut round = 0;
+    loop {
+        let now = (Instant::now(), status::gather(mountpoints)?);
+        let seconds = before.as_ref().map(|(then, _)| now.0.duration_since(*then).as_secs_f64());
+        let old = before.as_ref().map_or(&[][..], |(_, reports)| reports);
+        let mut text = frame(old, &now.1, seconds, terminal);
+        if terminal && rounds != Some(1) {
+            // Home, draw, clear what is left of the last frame: no flicker.
+            text = format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n"));
+            if round == 0 {
+                text.insert_str(0, "\x1b[2J");
+            }
+        } else if round > 0 {
+            text.insert(0, '\n');
+        }
+        let mut out = io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // Whoever reads us has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written.map_err(|error| Failure::io("cannot write", "the table", &error))?,
+        }
+        round += 1;
+        if rounds.is_some_and(|rounds| round >= rounds) {
+            return Ok(());
+        }
+        before = Some(now);
+        std::thread::sleep(Duration::from_secs_f64(interval));
+    }
+}
+
+/// One table: rates since `before`, totals where there is none.
+fn frame(before: &[Report], now: &[Report], seconds: Option<f64>, bold: bool) -> String {
+    if now.is_empty() {
+        return "no mounts\n".to_owned();
+    }
+    let unit = if seconds.is_some() { "/S" } else { "" };
+    let (requests, errors) = (format!("REQUESTS{unit}"), format!("ERRORS{unit}"));
+    let headings = [
+        ("MOUNTPOINT", Align::Left),
+        (requests.as_str(), Align::Right),
+        (errors.as_str(), Align::Right),
+        ("MEAN", Align::Right),
+        ("IN-FLIGHT", Align::Right),
+        ("INODES", Align::Right),
+        ("OPEN", Align::Right),
+        ("PASSTHROUGH", Align::Left),
+        ("MOST", Align::Left),
+    ];
+    let rows: Vec<Vec<String>> = now.iter().map(|report| row(find(before, report), report, seconds)).collect();
+    columns::aligned(&headings, &rows, bold)
+}
+
+fn find<'a>(reports: &'a [Report], like: &Report) -> Option<&'a Report> {
+    reports.iter().find(|report| report.pid == like.pid && report.mountpoint == like.mountpoint)
+}
+
+fn row(before: Option<&Report>, now: &Report, seconds: Option<f64>) -> Vec<String> {
+    let since = |value: fn(&Report) -> u64| value(now).saturating_sub(before.map_or(0, value));
+    let requests = since(|report| report.requests);
+    vec![
+        now.mountpoint.clone(),
+        rate(requests, seconds),
+        rate(since(|report| report.errors), seconds),
+        columns::nanoseconds(since(Report::total_ns).checked_div(requests).unwrap_or(0)),
+        columns::count(now.in_flight),
+        columns::count(now.inodes),
+        columns::count(now.open_files),
+        if now.passthrough.on { "on" } else { "off" }.to_owned(),
+        most(before, now),
+    ]
+}
+
+fn rate(number: u64, seconds: Option<f64>) -> String {
+    match seconds {
+        // A rate for people: far below the range where the conversion loses digits that are shown.
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        Some(seconds) if seconds > 0.0 => columns::count((number as f64 / seconds).round() as u64),
+        _ => columns::count(number),
+    }
+}
+
+/// The kinds of request that came most often, with their share.
+fn most(before: Option<&Report>, now: &Report) -> String {
+    let earlier = |name: &str| {
+        let operations = before.map_or(&[][..], |report| report.operations.as_slice());
+        operations.iter().find(|operation| operation.name == name).map_or(0, |operation| operation.requests)
+    };
+    let mut kinds: Vec<(u64, &str)> = now
+        .operations
+        .iter()
+        .map(|operation| (operation.requests.saturating_sub(earlier(&operation.name)), operation.name.as_str()))
+        .filter(|(requests, _)| *requests > 0)
+        .collect();
+    kinds.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    let all: u64 = kinds.iter().map(|(requests, _)| requests).sum();
+    let kinds = kinds.iter().take(3).map(|(requests, name)| format!("{name} {} %", requests.saturating_mul(100) / all.max(1)));
+    kinds.collect::<Vec<String>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::OperationReport;
+
+    fn report(lookups: u64, reads: u64) -> Report {
+        let operation = |name: &str, requests| OperationReport {
+            name: name.to_owned(),
+            requests,
+            total_ns: requests * 100,
+            ..OperationReport::default()
+        };
+        Report {
+            mountpoint: "/m".to_owned(),
+            pid: 1,
+            requests: lookups + reads,
+            operations: vec![operation("lookup", lookups), operation("read", reads)],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn totals_first_then_rates() {
+        let first = frame(&[], &[report(30, 10)], None, false);
+        let line = first.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(line, "/m 40 0 100 ns 0 0 0 off lookup 75 %, read 25 %");
+        let second = frame(&[report(30, 10)], &[report(30, 30)], Some(2.0), false);
+        assert!(second.starts_with("MOUNTPOINT  REQUESTS/S"));
+        let line = second.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(line, "/m 10 0 100 ns 0 0 0 off read 100 %");
+        assert_eq!(frame(&[], &[], None, false), "no mounts\n");
+    }
+
+    #[test]
+    fn another_process_starts_from_zero() {
+        let mut other = report(5, 0);
+        other.pid = 2;
+        let text = frame(&[report(100, 100)], &[other], Some(1.0), false);
+        assert!(text.lines().nth(1).unwrap().starts_with("/m                   5"), "{text}");
+    }
+}

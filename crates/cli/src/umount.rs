@@ -1,0 +1,55 @@
+//! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that nobody serves any more.
+
+use crate::{
+    control::{self, Peer, Request},
+    failure::{Exit, Failure},
+    kernel_engine, mountinfo,
+    report::path_text,
+};
+use std::path::{Path, PathBuf};
+
+/// Unmounts everything that is named, in order.
+///
+/// # Errors
+/// The first mount that could not be taken away; those before it are gone.
+pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> Result<(), Failure> {
+    let mut peers = control::peers();
+    for mountpoint in mountpoints {
+        let mountpoint = control::lexical(mountpoint)?;
+        one(lazy, &mountpoint, &mut peers)?;
+    }
+    Ok(())
+}
+
+fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failure> {
+    let text = path_text(mountpoint);
+    // The topmost of several mounts at one place is the one in the table last; of those that answer, the youngest comes first.
+    if let Some(place) = peers.iter().position(|peer| peer.report.mountpoint == text) {
+        return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
+    }
+    let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
+    let Some(entry) = mounted else {
+        return Err(Failure::new(format!("nothing is mounted at {text}")).exit(Exit::NotFound).next("`nacre status` lists the mounts"));
+    };
+    let of_the_kernel = kernel_engine::records()?.iter().any(|report| report.mountpoint == text);
+    if !of_the_kernel && !entry.kind.starts_with("fuse") {
+        return Err(Failure::new(format!("what is mounted at {text} ({}) is no mount of nacre", entry.kind)).next("umount(8) unmounts it"));
+    }
+    fusewire::unmount_path(mountpoint, lazy).map_err(|error| refused(&text, &error))?;
+    // Looking drops the record of what is gone.
+    kernel_engine::records().map(drop)
+}
+
+/// An unmount that the system refused.
+pub fn refused(mountpoint: &str, error: &std::io::Error) -> Failure {
+    let mut failure = Failure::io("cannot unmount", mountpoint, error);
+    let told = crate::failure::reason(error);
+    if told.starts_with("cannot unmount") {
+        failure.what = told;
+    }
+    match failure.exit {
+        Exit::Busy => failure
+            .next(format!("somebody uses it; `fuser -vm {mountpoint}` says who, `nacre umount --lazy {mountpoint}` detaches it at once")),
+        _ => failure,
+    }
+}

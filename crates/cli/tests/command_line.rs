@@ -1,0 +1,156 @@
+//! The built program, run from outside: exit codes, messages, and that a wrong command line mounts nothing. Nothing here needs FUSE.
+
+#![allow(clippy::unwrap_used)] // A failed expectation is what a test reports.
+
+use std::{
+    fs,
+    os::unix::{fs::symlink, process::CommandExt},
+    path::Path,
+    process::{Command, Output},
+};
+
+fn run(argv0: &str, directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_nacre")).arg0(argv0).args(arguments).current_dir(directory).output().unwrap()
+}
+
+fn outcome(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
+}
+
+/// A directory with a source and a mount point, and the number of mounts before.
+struct Scratch {
+    directory: tempfile::TempDir,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("s")).unwrap();
+        fs::create_dir(directory.path().join("m")).unwrap();
+        fs::write(directory.path().join("file"), "").unwrap();
+        Scratch { directory }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn mounts(&self) -> usize {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.lines().filter(|line| line.contains(self.path().to_str().unwrap())).count()
+    }
+}
+
+#[test]
+fn a_wrong_command_line_says_why_and_mounts_nothing() {
+    let scratch = Scratch::new();
+    for (argv0, arguments, code, says) in [
+        ("nacre", &["mirror", "--bogus", "s", "m"][..], 2, "--bogus"),
+        ("nacre", &["mirror", "s"], 2, "MOUNTPOINT"),
+        ("nacre", &["mirror", "s", "m", "x"], 2, "unexpected argument"),
+        ("nacre", &["mirror", "-o", "bogus", "s", "m"], 2, "unknown option -o bogus"),
+        ("nacre", &["mirror", "--engine=bogus", "s", "m"], 2, "is not one of fuse, kernel, auto"),
+        ("nacre", &["mirror", "missing", "m"], 3, "cannot use the source"),
+        ("nacre", &["mirror", "s", "missing"], 3, "make it first"),
+        ("nacre", &["mirror", "s", "file"], 1, "is not a directory, the source is"),
+        ("nacre", &["mirror", "file", "m"], 1, "is not a directory, the mount point is"),
+        ("nacre", &["mirror", "--map=1/2:1/3", "s", "m"], 1, "1 is mapped twice"),
+        ("nacre", &["mirror", "--map=1", "s", "m"], 1, "no /"),
+        ("nacre", &["mirror", "--perms=999", "s", "m"], 1, "999"),
+        ("nacre", &["mirror", "--force-user=no-such-user-here", "s", "m"], 1, "no-such-user-here"),
+        ("nacre", &["mirror", "--mirror=no-such-user-here", "s", "m"], 1, "no-such-user-here"),
+        ("nacre", &["mirror", "--read-rate=1x", "s", "m"], 1, "1x"),
+        ("nacre", &["mirror", "--engine=kernel", "-p", "a-w", "s", "m"], 1, "the rule perms works only through FUSE"),
+        ("nacre", &["mount", "bogus:x", "m"], 3, "cannot read the stack"),
+        ("nacre", &["mount", "readonly", "m"], 2, "cannot be the lowest layer"),
+        ("nacre", &["mount", "host:missing", "m"], 3, "cannot use the source"),
+        ("nacre", &["mount", "mem", "missing"], 3, "make it first"),
+        ("nacre", &["umount", "m"], 3, "nothing is mounted at"),
+        ("nacre", &["status", "m"], 3, "no mount of nacre answers at"),
+        ("nacre", &["status", "-o", "bogus"], 2, "there is no column"),
+        ("nacre", &["reload", "m"], 3, "no mount of nacre answers at"),
+        ("nacre", &["bogus"], 2, "bogus"),
+        ("nacre", &[], 2, "Usage"),
+        ("nacre", &["bindfs", "--bogus", "s", "m"], 1, "bindfs: unknown option --bogus"),
+        ("bindfs", &["--force-user", "5", "s", "m"], 1, "bindfs: option --force-user needs a value"),
+        ("bindfs", &["s"], 1, "bindfs: SOURCE and MOUNTPOINT are needed"),
+        ("bindfs", &["s", "m", "x"], 1, "too many arguments"),
+        ("bindfs", &["-p", "8", "s", "m"], 1, "8"),
+        ("bindfs", &["missing", "m"], 1, "cannot use the source"),
+        ("/sbin/mount.fuse.nacre", &["s", "m", "-o", "bogus"], 1, "mount.fuse.nacre: unknown option -o bogus"),
+        ("/sbin/mount.fuse.nacre", &["missing", "m", "-o", "ro"], 32, "cannot use the source"),
+        ("/sbin/mount.fuse.nacre", &["s", "m", "-o", "remount,ro"], 32, "nothing is mounted at"),
+    ] {
+        let (found, out, error) = outcome(&run(argv0, scratch.path(), arguments));
+        assert_eq!(found, code, "{argv0} {arguments:?}: {out}{error}");
+        assert!(error.contains(says), "{argv0} {arguments:?}: {error}");
+        assert_eq!(out, "", "{argv0} {arguments:?}");
+        assert_eq!(scratch.mounts(), 0, "{argv0} {arguments:?}");
+    }
+}
+
+#[test]
+fn help_and_versions_succeed() {
+    let scratch = Scratch::new();
+    for (argv0, arguments, says) in [
+        ("nacre", &["--help"][..], "mirror"),
+        ("nacre", &["--version"], "nacre 0."),
+        ("nacre", &["mirror", "--help"], "Examples:"),
+        ("nacre", &["bench", "--help"], "mirror"),
+        ("nacre", &["bindfs", "--help"], "--create-with-perms"),
+        ("bindfs", &["-h"], "--create-with-perms=SPEC"),
+        ("bindfs", &["-V"], "bindfs (nacre) 0."),
+        ("bindfs", &["--fuse-version"], "FUSE kernel interface 7."),
+        ("nacre", &["status", "--help"], "--json"),
+        ("/sbin/mount.fuse.nacre", &["s", "m", "-f", "-o", "ro"], ""),
+    ] {
+        let (code, out, error) = outcome(&run(argv0, scratch.path(), arguments));
+        assert_eq!((code, error.as_str()), (0, ""), "{argv0} {arguments:?}");
+        assert!(out.contains(says), "{argv0} {arguments:?}: {out}");
+    }
+}
+
+#[test]
+fn explain_mounts_nothing() {
+    let scratch = Scratch::new();
+    let arguments = ["mirror", "--explain", "--engine=auto", "--force-user=root", "--delete-deny", "s", "m"];
+    let (code, out, error) = outcome(&run("nacre", scratch.path(), &arguments));
+    assert_eq!((code, error.as_str()), (0, ""));
+    for line in
+        ["engine      fuse (the rule force-user works only through FUSE)", "stack       host:", "delete-deny", "  remap", "    host"]
+    {
+        assert!(out.contains(line), "{line} in\n{out}");
+    }
+    assert_eq!(scratch.mounts(), 0);
+}
+
+#[test]
+fn documents_are_generated_from_the_table() {
+    let scratch = Scratch::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, out, _) = outcome(&run("nacre", scratch.path(), &["completions", shell]));
+        assert_eq!(code, 0);
+        for word in ["mirror", "force-user", "truncate-deny", "umount"] {
+            assert!(out.contains(word), "{word} in {shell}");
+        }
+    }
+    let (code, out, error) = outcome(&run("nacre", scratch.path(), &["man", "."]));
+    assert_eq!((code, error.as_str()), (0, ""));
+    assert!(out.lines().count() >= 11, "{out}");
+    let page = fs::read_to_string(scratch.path().join("nacre-mirror.1")).unwrap();
+    for word in [".TH nacre-mirror", "force\\-user", "Examples"] {
+        assert!(page.contains(word), "{word} in\n{page}");
+    }
+    let (code, _, error) = outcome(&run("nacre", scratch.path(), &["man", "missing"]));
+    assert_eq!(code, 3, "{error}");
+}
+
+#[test]
+fn a_link_chooses_the_personality() {
+    let scratch = Scratch::new();
+    let link = scratch.path().join("bindfs");
+    symlink(env!("CARGO_BIN_EXE_nacre"), &link).unwrap();
+    let output = Command::new(&link).arg("-V").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("bindfs (nacre)"));
+}

@@ -1,0 +1,22 @@
+//! File systems on images, for what depends on the kind of file system below. As root.
+
+use super::{run, skip, text};
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Makes a file system of 600 MiB and mounts it at `place`, which exists; false (with a word why) where the machine cannot.
+pub fn mounted(kind: &str, image: &Path, place: &Path) -> bool {
+    let file = std::fs::File::create(image).expect("image");
+    file.set_len(600 << 20).expect("image");
+    let force = if kind == "ext4" { "-F" } else { "-f" };
+    let made = std::process::Command::new(format!("mkfs.{kind}")).args(["-q", force]).arg(image).output();
+    match made {
+        Err(error) => return skip("images", &format!("mkfs.{kind}: {error}")),
+        Ok(output) => assert!(output.status.success(), "mkfs.{kind}: {}", text(&output.stderr)),
+    }
+    let output = run("mount", [OsStr::new("-o"), OsStr::new("loop"), image.as_os_str(), place.as_os_str()]);
+    if !output.status.success() {
+        return skip("images", &format!("{kind} on an image cannot be mounted: {}", text(&output.stderr).trim()));
+    }
+    true
+}

@@ -1,0 +1,73 @@
+//! What a mount says about itself, as scripts read it: `nacre status --json`.
+
+use super::{PATIENCE, nacre, run, text};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The figures of one mount.
+#[derive(Clone, Debug)]
+pub struct Status(Value);
+
+impl Status {
+    /// Asks the mount.
+    pub fn of(mountpoint: &Path) -> Status {
+        let ask = || run(nacre(), [OsStr::new("status"), OsStr::new("--json"), mountpoint.as_os_str()]);
+        let (start, mut output) = (Instant::now(), ask());
+        // A daemon in the foreground serves the mount a moment before it answers questions.
+        while !output.status.success() && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(10));
+            output = ask();
+        }
+        assert!(output.status.success(), "nacre status: {}", text(&output.stderr));
+        let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let mounts = value.as_array().or_else(|| value.get("mounts").and_then(Value::as_array)).expect("a list of mounts");
+        assert_eq!(mounts.len(), 1, "{value}");
+        Status(mounts[0].clone())
+    }
+
+    /// A field as text.
+    pub fn text(&self, field: &str) -> &str {
+        self.0[field].as_str().unwrap_or_else(|| panic!("{field} in {}", self.0))
+    }
+
+    /// A field as a number.
+    pub fn number(&self, field: &str) -> u64 {
+        self.0[field].as_u64().unwrap_or_else(|| panic!("{field} in {}", self.0))
+    }
+
+    /// Whether the kernel serves data itself.
+    pub fn passthrough(&self) -> bool {
+        self.0["passthrough"]["on"].as_bool().expect("passthrough.on")
+    }
+
+    /// Requests by kind.
+    pub fn requests(&self) -> BTreeMap<String, u64> {
+        let operations = self.0["operations"].as_array().expect("operations");
+        operations.iter().map(|row| (row["name"].as_str().unwrap().to_lowercase(), row["requests"].as_u64().unwrap())).collect()
+    }
+}
+
+/// The requests that something causes, by kind; kinds without any are left out.
+pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u64> {
+    let before = Status::of(mountpoint).requests();
+    what();
+    let after = Status::of(mountpoint).requests();
+    after
+        .into_iter()
+        .map(|(name, count)| {
+            let earlier = before.get(&name).copied().unwrap_or(0);
+            (name, count - earlier)
+        })
+        .filter(|(_, count)| *count > 0)
+        .collect()
+}
+
+/// The same for something that is expected to cost nothing: the least of three attempts, because the kernel may drop its caches at
+/// any time (other tests make it do so).
+pub fn least_requests_of(mountpoint: &Path, what: impl Fn()) -> BTreeMap<String, u64> {
+    let attempts = (0..3).map(|_| requests_of(mountpoint, &what));
+    attempts.min_by_key(|requests| requests.values().sum::<u64>()).unwrap_or_default()
+}

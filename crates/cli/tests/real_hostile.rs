@@ -1,0 +1,678 @@
+//! Hostile and unlucky cases: what other file systems in userspace get wrong, hang in or die of.
+
+mod mounting;
+
+use mounting::{Fixture, as_root, descriptors, errno, eventually, is_mounted, memory, run, sh};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::process::Signal;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const ENOTCONN: i32 = 107;
+const ECONNABORTED: i32 = 103;
+
+#[test]
+fn two_names_of_one_file_are_alike_at_once() {
+    if !as_root() {
+        return;
+    }
+    for coherence in ["watch", "exclusive", "revalidate"] {
+        let fixture = Fixture::mirror(&[&format!("--coherence={coherence}")]);
+        fs::write(fixture.at("one"), "x").unwrap();
+        fs::hard_link(fixture.at("one"), fixture.at("two")).unwrap();
+        fs::create_dir(fixture.at("d")).unwrap();
+        fs::hard_link(fixture.at("one"), fixture.at("d/three")).unwrap();
+        let same = |what: &str| {
+            let all = ["one", "two", "d/three"].map(|name| {
+                let m = fs::metadata(fixture.at(name)).unwrap();
+                (m.ino(), m.nlink(), m.size(), m.mode(), m.uid(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+            });
+            assert!(all[0] == all[1] && all[1] == all[2], "{coherence}, {what}: {all:?}");
+        };
+        same("links");
+        fs::OpenOptions::new().append(true).open(fixture.at("two")).unwrap().write_all(b"more").unwrap();
+        same("append");
+        fs::set_permissions(fixture.at("d/three"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        same("chmod");
+        std::os::unix::fs::chown(fixture.at("one"), Some(5), Some(6)).unwrap();
+        same("chown");
+        fs::OpenOptions::new().write(true).open(fixture.at("one")).unwrap().set_len(2).unwrap();
+        same("truncate");
+        fs::hard_link(fixture.at("two"), fixture.at("four")).unwrap();
+        same("one more link");
+        fs::remove_file(fixture.at("four")).unwrap();
+        same("one less link");
+    }
+}
+
+#[test]
+fn paths_longer_than_path_max() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    // The longest path that one call may name, and directories below it that only steps can reach.
+    let name = "n".repeat(200);
+    let mut path = fixture.mountpoint.clone();
+    while path.as_os_str().len() + 201 < 4095 {
+        path.push(&name);
+        fs::create_dir(&path).unwrap();
+    }
+    path.push("f".repeat(4095 - path.as_os_str().len() - 1));
+    assert_eq!(path.as_os_str().len(), 4095);
+    fs::write(&path, "deep").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"deep");
+    fs::remove_file(&path).unwrap();
+    path.pop();
+    let mut at = rustix::fs::open(&path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..30 {
+        rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o755)).unwrap();
+        at = rustix::fs::openat(&at, &name, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    let file = rustix::fs::openat(&at, "file", OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).unwrap();
+    rustix::io::write(&file, b"deeper").unwrap();
+    rustix::fs::renameat(&at, "file", &at, "moved").unwrap();
+    assert_eq!(rustix::fs::statat(&at, "moved", AtFlags::empty()).unwrap().st_size, 6);
+    sh(&fixture.mountpoint, "rm -rf nnn*");
+    assert_eq!(fs::read_dir(&fixture.source).unwrap().count(), 0);
+}
+
+#[test]
+fn direct_io_of_any_alignment() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], mounting::without_passthrough(), &["--forward-odirect=4096"], &["--direct-io"]] {
+        let content: Vec<u8> = (0..100_000u32).map(|index| (index / 7) as u8).collect();
+        let fixture = Fixture::mirror_of(options, |source| fs::write(source.join("file"), &content).unwrap());
+        let file = rustix::fs::open(fixture.at("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap();
+        let native = rustix::fs::open(fixture.below("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty());
+        for (offset, size) in [(0, 4096), (512, 512), (1, 1), (4095, 3), (10_001, 12_345), (99_999, 100)] {
+            let mut buffer = vec![0; size];
+            let through = rustix::io::pread(&file, &mut buffer[..], offset);
+            let direct = native.as_ref().map(|native| rustix::io::pread(native, &mut vec![0; size][..], offset));
+            match through {
+                Ok(read) => {
+                    let start = offset as usize;
+                    assert_eq!(read, size.min(100_000 - start), "{options:?} at {offset}");
+                    assert_eq!(buffer[..read], content[start..start + read], "{options:?} at {offset}");
+                }
+                // Where the kernel does the I/O itself, it asks for the alignment that the source asks for.
+                Err(error) => assert_eq!(Some(Err(error)), direct.ok(), "{options:?} at {offset}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn thousands_of_descriptors() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(20_000).min(20_000);
+    let raised = rustix::process::Rlimit { current: Some(wanted), maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let count = usize::try_from(wanted).unwrap() - 500;
+    let before = descriptors(fixture.pid());
+    let files: Vec<fs::File> = (0..count)
+        .map(|index| fs::File::create(fixture.at(format!("file{index}"))).unwrap_or_else(|e| panic!("file {index} of {count}: {e}")))
+        .collect();
+    for (index, mut file) in files.iter().enumerate().step_by(97) {
+        file.write_all(format!("{index}").as_bytes()).unwrap();
+    }
+    drop(files);
+    eventually("the daemon closes what it opened", || descriptors(fixture.pid()) <= before + 70);
+    assert_eq!(fs::read(fixture.below("file97")).unwrap(), b"97");
+}
+
+#[test]
+fn at_the_limit_of_descriptors_nothing_breaks() {
+    if !as_root() {
+        return;
+    }
+    // A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else goes on, and nothing is left.
+    let mut fixture = Fixture::bare();
+    for index in 0..50 {
+        fs::create_dir(fixture.below(format!("d{index}"))).unwrap();
+    }
+    let wrapper = fixture.scratch.path().join("few");
+    fs::write(&wrapper, format!("#!/bin/sh\nulimit -n 200\nexec {} \"$@\"\n", mounting::nacre().display())).unwrap();
+    fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let child = std::process::Command::new(&wrapper)
+        .args(["mirror", "-f"])
+        .args(mounting::transport_words(&[]))
+        .args([&fixture.source, &fixture.mountpoint])
+        .spawn()
+        .unwrap();
+    let guard = Reaped(child);
+    eventually("mounted", || is_mounted(&fixture.mountpoint));
+    let mut files = Vec::new();
+    let mut refused = 0;
+    for index in 0..600 {
+        match fs::File::create(fixture.at(format!("d{}/file{index}", index % 50))) {
+            Ok(file) => files.push(file),
+            Err(error) => {
+                assert!(matches!(error.raw_os_error(), Some(23 | 24)), "file {index}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    println!("{} open, {refused} refused", files.len());
+    // What is open works, and so does everything that opens nothing for long.
+    for file in &mut files {
+        file.write_all(b"x").unwrap();
+    }
+    assert!(fs::metadata(fixture.at("d7")).is_ok());
+    files.truncate(10);
+    eventually("opens work again", || fs::write(fixture.at("again"), "x").is_ok());
+    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 51);
+    drop(files);
+    assert!(run(mounting::nacre(), [Path::new("umount"), &fixture.mountpoint]).status.success());
+    drop(guard);
+    fixture.mountpoint = fixture.scratch.path().join("none");
+}
+
+/// A child that is killed and waited for at the end.
+struct Reaped(std::process::Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn nothing_leaks() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    let work = |round: u32| {
+        for index in 0..50 {
+            let (file, directory) = (fixture.at(format!("f{index}")), fixture.at(format!("d{index}")));
+            fs::write(&file, format!("{round}")).unwrap();
+            fs::read(&file).unwrap();
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("inner"), "").unwrap();
+            fs::rename(&file, directory.join("moved")).unwrap();
+            assert!(fs::File::open(fixture.at("missing")).is_err());
+            std::os::unix::fs::symlink("x", directory.join("link")).unwrap();
+            fs::read_dir(&directory).unwrap().count();
+            let nameless = rustix::fs::open(&directory, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o600)).unwrap();
+            rustix::io::write(&nameless, b"x").unwrap();
+            drop(nameless);
+            fs::remove_dir_all(&directory).unwrap();
+        }
+    };
+    work(0);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let before = descriptors(fixture.pid());
+    for round in 1..20 {
+        work(round);
+    }
+    eventually("descriptors return to what they were", || descriptors(fixture.pid()) <= before + 5);
+    let status = mounting::status::Status::of(&fixture.mountpoint);
+    eventually("no file stays open", || mounting::status::Status::of(&fixture.mountpoint).number("open_files") == 0);
+    println!("{} inodes known at the end", status.number("inodes"));
+}
+
+#[test]
+fn a_blocked_flock_can_be_interrupted() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], &["--enable-lock-forwarding"]] {
+        let fixture = Fixture::mirror(options);
+        let holder = fs::File::create(fixture.at("file")).unwrap();
+        rustix::fs::flock(&holder, FlockOperation::LockExclusive).unwrap();
+        // Many waiters, more than there are threads: others must be served meanwhile.
+        let mut waiters: Vec<Reaped> =
+            (0..12).map(|_| Reaped(std::process::Command::new("flock").arg(fixture.at("file")).arg("true").spawn().unwrap())).collect();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        for index in 0..20 {
+            fs::write(fixture.at(format!("meanwhile{index}")), "x").unwrap();
+        }
+        for waiter in &mut waiters {
+            assert!(waiter.0.try_wait().unwrap().is_none(), "{options:?}: a waiter got the lock");
+        }
+        for waiter in waiters.iter().take(6) {
+            mounting::kill(waiter.0.id(), Signal::TERM);
+        }
+        eventually("interrupted waiters end", || waiters[..6].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+        for waiter in waiters.iter().skip(6).take(3) {
+            mounting::kill(waiter.0.id(), Signal::KILL);
+        }
+        eventually("killed waiters end", || waiters[..9].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+        drop(holder);
+        eventually("the others get the lock", || {
+            waiters[9..].iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some_and(|status| status.success()))
+        });
+    }
+}
+
+#[test]
+fn forwarded_locks_hold_against_the_source() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&["--enable-lock-forwarding"]);
+    fs::write(fixture.at("file"), "content").unwrap();
+    let above = fs::File::options().read(true).write(true).open(fixture.at("file")).unwrap();
+    let below = fs::File::options().read(true).write(true).open(fixture.below("file")).unwrap();
+    rustix::fs::flock(&above, FlockOperation::LockExclusive).unwrap();
+    assert!(rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).is_err(), "flock does not hold below");
+    rustix::fs::flock(&above, FlockOperation::Unlock).unwrap();
+    rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).is_err(), "flock below does not hold above");
+    drop(below);
+    rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).unwrap();
+    // Without the option, the two are apart.
+    let fixture = Fixture::mirror(&["--disable-lock-forwarding"]);
+    fs::write(fixture.at("file"), "content").unwrap();
+    let (above, below) = (fs::File::open(fixture.at("file")).unwrap(), fs::File::open(fixture.below("file")).unwrap());
+    rustix::fs::flock(&above, FlockOperation::LockExclusive).unwrap();
+    rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).unwrap();
+}
+
+#[test]
+fn swapped_names_never_leave_the_source() {
+    if !as_root() {
+        return;
+    }
+    // One thread swaps a directory and a link to a place outside, others create, chown and chmod below that name through the mount:
+    // nothing outside may ever be touched.
+    let fixture = Fixture::mirror(&["--create-with-perms=0600"]);
+    let outside = fixture.directory("outside");
+    fs::write(outside.join("victim"), "safe").unwrap();
+    let clean = |what: &str| {
+        let names: Vec<_> = fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["victim"], "{what}");
+        let victim = fs::metadata(outside.join("victim")).unwrap();
+        assert_eq!((victim.uid(), victim.mode() & 0o777, victim.len()), (0, 0o644, 4), "{what}");
+    };
+    fs::create_dir(fixture.below("d")).unwrap();
+    fs::write(fixture.below("d/victim"), "decoy").unwrap();
+    std::os::unix::fs::symlink(&outside, fixture.below("link")).unwrap();
+    let done = AtomicBool::new(false);
+    let made = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3_000 {
+                let _ = rustix::fs::renameat_with(CWD, fixture.below("d"), CWD, fixture.below("link"), RenameFlags::EXCHANGE);
+            }
+            done.store(true, Ordering::Release);
+        });
+        for thread in 0..2 {
+            let (fixture, done, made) = (&fixture, &done, &made);
+            scope.spawn(move || {
+                // The names stay inside of one open directory, where a link is never followed by the kernel in front of us.
+                let root = rustix::fs::open(&fixture.mountpoint, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
+                let mut round = 0;
+                while !done.load(Ordering::Acquire) {
+                    round += 1;
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+                    let Ok(directory) = rustix::fs::openat(&root, "d", flags, Mode::empty()) else { continue };
+                    let name = format!("new{thread}-{round}");
+                    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW;
+                    if rustix::fs::openat(&directory, &name, flags, Mode::from_raw_mode(0o666)).is_ok() {
+                        made.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let (uid, gid) = (rustix::fs::Uid::from_raw(1000), rustix::fs::Gid::from_raw(1000));
+                    let _ = rustix::fs::chownat(&directory, "victim", Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+                    let _ = rustix::fs::chmodat(&directory, "victim", Mode::from_raw_mode(0o777), AtFlags::empty());
+                    let _ = rustix::fs::openat(&directory, "victim", OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW, Mode::empty());
+                    let _ = rustix::fs::unlinkat(&directory, &name, AtFlags::empty());
+                }
+            });
+        }
+    });
+    clean("after the race");
+    assert!(made.load(Ordering::Relaxed) > 0, "the race never got into the directory");
+}
+
+#[test]
+fn creations_and_renames_race() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    for name in ["a", "b"] {
+        fs::create_dir(fixture.at(name)).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..2_000 {
+                for (from, to) in [("a", "c"), ("b", "a"), ("c", "b")] {
+                    fs::rename(fixture.at(from), fixture.at(to)).unwrap();
+                }
+            }
+            done.store(true, Ordering::Release);
+        });
+        for thread in 0..3 {
+            let (fixture, done) = (&fixture, &done);
+            scope.spawn(move || {
+                let mut round = 0;
+                while !done.load(Ordering::Acquire) {
+                    round += 1;
+                    let path = fixture.at(format!("{}/{thread}-{round}", ["a", "b", "c"][round % 3]));
+                    match fs::write(&path, format!("{thread}-{round}")) {
+                        Ok(()) | Err(_) if done.load(Ordering::Acquire) => {}
+                        Ok(()) => {}
+                        Err(error) => assert!(matches!(error.raw_os_error(), Some(2 | 116)), "{}: {error}", path.display()),
+                    }
+                }
+            });
+        }
+    });
+    for name in ["a", "b"] {
+        let names = |directory: &Path| {
+            let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let listed = names(&fixture.at(name));
+        assert_eq!(listed, names(&fixture.below(name)));
+        for file in listed {
+            let content = fs::read(fixture.at(name).join(&file)).unwrap();
+            assert!(content == file.as_bytes() || content.is_empty(), "{file:?} holds another file's content");
+        }
+    }
+}
+
+#[test]
+fn a_removed_source_is_an_error_and_not_a_hang() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), "content").unwrap());
+    let mut open = fs::File::open(fixture.at("file")).unwrap();
+    fs::remove_dir_all(&fixture.source).unwrap();
+    eventually("the file is gone", || fs::metadata(fixture.at("file")).is_err());
+    assert!(fs::write(fixture.at("new"), "x").is_err());
+    let mut content = String::new();
+    open.read_to_string(&mut content).unwrap();
+    assert_eq!(content, "content", "an open file lives on");
+    drop(open);
+    let _ = fs::read_dir(&fixture.mountpoint).map(Iterator::count);
+    assert!(fixture.runs());
+    // A new directory by the old name is another directory.
+    fs::create_dir(&fixture.source).unwrap();
+    fs::write(fixture.below("other"), "").unwrap();
+    assert!(fs::metadata(fixture.at("other")).is_err());
+    fixture.unmount();
+}
+
+#[test]
+fn a_killed_daemon_leaves_the_source_whole() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], mounting::without_passthrough()] {
+        let mut fixture = Fixture::mirror(options);
+        let stop = AtomicBool::new(false);
+        let synced = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for writer in 0..2 {
+                let (fixture, stop, synced) = (&fixture, &stop, &synced);
+                scope.spawn(move || {
+                    for index in 0.. {
+                        let path = fixture.at(format!("{writer}-{index}"));
+                        let result = fs::File::create(&path).and_then(|mut file| {
+                            file.write_all(format!("{writer}-{index}").as_bytes())?;
+                            file.sync_all()
+                        });
+                        match result {
+                            Ok(()) if writer == 0 => synced.store(index + 1, Ordering::Release),
+                            Ok(()) => {}
+                            Err(error) => {
+                                // What was under way is aborted, what comes later finds no connection.
+                                assert!(stop.load(Ordering::Acquire), "before the daemon was killed: {error}");
+                                assert!(matches!(error.raw_os_error(), Some(ENOTCONN | ECONNABORTED)), "{error}");
+                                return;
+                            }
+                        }
+                    }
+                });
+            }
+            let reader = &fixture;
+            eventually("some files are written", || synced.load(Ordering::Acquire) > 20);
+            stop.store(true, Ordering::Release);
+            mounting::kill(reader.pid(), Signal::KILL);
+        });
+        assert_eq!(fixture.ended(), None, "the daemon died of the signal");
+        assert_eq!(errno(fs::metadata(fixture.at("never asked for"))), ENOTCONN);
+        assert_eq!(errno(fs::File::open(fixture.at("0-0"))), ENOTCONN);
+        assert_eq!(errno(fs::write(fixture.at("new"), "x")), ENOTCONN);
+        for index in 0..synced.load(Ordering::Acquire) {
+            assert_eq!(fs::read(fixture.below(format!("0-{index}"))).unwrap(), format!("0-{index}").as_bytes());
+        }
+        // The dead mount goes, the next one works.
+        let output = run(mounting::nacre(), [Path::new("umount"), &fixture.mountpoint]);
+        assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+        assert!(!is_mounted(&fixture.mountpoint));
+        let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
+        fixture.start(&["mirror"], source.as_ref(), &mountpoint);
+        assert_eq!(fs::read(fixture.at("0-0")).unwrap(), b"0-0");
+        fixture.unmount();
+    }
+}
+
+#[test]
+fn a_new_mount_over_a_dead_one_works() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror(&[]);
+    fixture.signal(Signal::KILL);
+    assert_eq!(fixture.ended(), None);
+    eventually("the mount is dead", || fs::metadata(fixture.at("x")).is_err_and(|error| error.raw_os_error() == Some(ENOTCONN)));
+    // What an administrator tries first: the same command again. It works, or says what to do.
+    let output = run(mounting::nacre(), [Path::new("mirror"), &fixture.source, &fixture.mountpoint]);
+    if output.status.success() {
+        assert!(fs::metadata(&fixture.mountpoint).is_ok());
+        assert!(run(mounting::nacre(), [Path::new("umount"), &fixture.mountpoint]).status.success());
+    } else {
+        assert!(mounting::text(&output.stderr).contains("umount"), "{}", mounting::text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_source_that_contains_its_own_mount_point() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    fs::create_dir_all(fixture.below("a/mount")).unwrap();
+    fs::write(fixture.below("a/mount/covered"), "covered").unwrap();
+    let mountpoint = fixture.below("a/mount");
+    let source = fixture.source.clone();
+    fixture.start(&["mirror"], source.as_ref(), &mountpoint);
+    assert_eq!(fs::read(mountpoint.join("file")).unwrap(), b"content");
+    // Into the mount, out of it, and through itself: every walk ends.
+    let walked = sh(&mountpoint, "find . | sort | head -100");
+    assert!(walked.contains("./file") && walked.contains("./a/mount"), "{walked}");
+    let _ = fs::metadata(mountpoint.join("a/mount/a/mount/a/mount"));
+    fs::write(mountpoint.join("new"), "x").unwrap();
+    sh(&fixture.source.clone(), "find . -xdev | head -100; du -s . >/dev/null 2>&1 || true");
+    fixture.mountpoint = mountpoint;
+    fixture.unmount();
+    assert_eq!(fs::read(fixture.below("a/mount/covered")).unwrap(), b"covered");
+}
+
+#[test]
+fn a_mount_over_its_own_source() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let source = fixture.source.clone();
+    fixture.start(&["mirror", "--force-user=1234"], source.as_ref(), &source);
+    let file = fs::metadata(source.join("file")).unwrap();
+    assert_eq!(file.uid(), 1234);
+    fs::write(source.join("new"), "x").unwrap();
+    fixture.mountpoint = source;
+    fixture.unmount();
+    assert_eq!(fs::metadata(fixture.below("new")).unwrap().uid(), 0);
+}
+
+#[test]
+fn other_mounts_in_the_source_are_crossed_or_shown_as_empty_but_never_hang() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror_of(&[], |source| {
+        fs::create_dir(source.join("inner")).unwrap();
+        let output = run("mount", ["-t", "tmpfs", "tmpfs", source.join("inner").to_str().unwrap()]);
+        assert!(output.status.success());
+        fs::write(source.join("inner/file"), "inside").unwrap();
+    });
+    assert_eq!(fs::read(fixture.at("inner/file")).unwrap(), b"inside", "a mount in the source is part of what is shown");
+    assert_eq!(errno(fs::rename(fixture.at("inner/file"), fixture.at("file"))), 18);
+    assert_eq!(errno(fs::hard_link(fixture.at("inner/file"), fixture.at("file"))), 18);
+    sh(&fixture.mountpoint, "cp inner/file copy && ls -lR . >/dev/null");
+    assert_eq!(fs::read(fixture.below("copy")).unwrap(), b"inside");
+}
+
+#[test]
+fn many_threads_do_everything_at_once() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let fixture = &fixture;
+            scope.spawn(move || {
+                for round in 0..150 {
+                    let name = format!("{}", (thread * 31 + round * 17) % 23);
+                    let other = format!("{}", (thread * 7 + round * 5) % 23);
+                    let _ = fs::write(fixture.at(&name), format!("{thread} {round}"));
+                    let _ = fs::read(fixture.at(&other));
+                    let _ = fs::hard_link(fixture.at(&name), fixture.at(format!("link{other}")));
+                    let _ = fs::rename(fixture.at(&name), fixture.at(&other));
+                    let _ = fs::remove_file(fixture.at(format!("link{name}")));
+                    let _ = fs::read_dir(&fixture.mountpoint).map(Iterator::count);
+                    let _ = fs::metadata(fixture.at(&name));
+                }
+            });
+        }
+    });
+    let names = |directory: &Path| {
+        let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&fixture.mountpoint), names(&fixture.source));
+    for name in names(&fixture.source) {
+        let (above, below) = (fs::metadata(fixture.at(&name)).unwrap(), fs::metadata(fixture.below(&name)).unwrap());
+        assert_eq!((above.ino(), above.nlink(), above.len()), (below.ino(), below.nlink(), below.len()), "{name:?}");
+        assert_eq!(fs::read(fixture.at(&name)).unwrap(), fs::read(fixture.below(&name)).unwrap(), "{name:?}");
+    }
+}
+
+#[test]
+fn a_large_sparse_file() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], mounting::without_passthrough()] {
+        let fixture = Fixture::mirror(options);
+        let mut file = fs::File::options().read(true).write(true).create(true).truncate(true).open(fixture.at("file")).unwrap();
+        file.seek(SeekFrom::Start(5 << 32)).unwrap();
+        file.write_all(b"far").unwrap();
+        assert_eq!(fs::metadata(fixture.at("file")).unwrap().len(), (5 << 32) + 3);
+        assert!(fs::metadata(fixture.at("file")).unwrap().blocks() < 1_000);
+        let mut buffer = [1; 3];
+        file.seek(SeekFrom::Start((5 << 32) - 3)).unwrap();
+        file.read_exact(&mut buffer).unwrap();
+        assert_eq!(buffer, [0; 3]);
+    }
+}
+
+#[test]
+fn a_full_file_system_is_told() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], mounting::without_passthrough()] {
+        let mut fixture = Fixture::bare();
+        let source = fixture.source.clone();
+        assert!(run("mount", ["-t", "tmpfs", "-o", "size=1m", "tmpfs", source.to_str().unwrap()]).status.success());
+        let mountpoint = fixture.mountpoint.clone();
+        fixture.start(&[&["mirror"], options].concat(), source.as_ref(), &mountpoint);
+        let mut file = fs::File::create(fixture.at("file")).unwrap();
+        let result = (0..40).try_for_each(|_| file.write_all(&[1; 65_536])).and_then(|()| file.sync_all());
+        assert_eq!(errno(result), 28, "{options:?}");
+        drop(file);
+        fs::remove_file(fixture.at("file")).unwrap();
+        fs::write(fixture.at("small"), "fits").unwrap();
+        assert_eq!(fs::read(fixture.below("small")).unwrap(), b"fits");
+    }
+}
+
+#[test]
+fn locks_of_processes_that_die_are_freed() {
+    if !as_root() {
+        return;
+    }
+    for options in [&[][..], &["--enable-lock-forwarding"]] {
+        let fixture = Fixture::mirror(options);
+        fs::write(fixture.at("file"), "x").unwrap();
+        let mut holder = Reaped(std::process::Command::new("flock").arg(fixture.at("file")).args(["sleep", "100"]).spawn().unwrap());
+        let file = fs::File::open(fixture.at("file")).unwrap();
+        eventually("the lock is held", || {
+            let free = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+            if free {
+                rustix::fs::flock(&file, FlockOperation::Unlock).unwrap();
+            }
+            !free
+        });
+        sh(Path::new("/"), &format!("kill -9 $(cat /proc/{0}/task/{0}/children)", holder.0.id()));
+        holder.0.kill().unwrap();
+        holder.0.wait().unwrap();
+        eventually("the lock is free", || rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok());
+    }
+}
+
+#[test]
+fn a_hundred_thousand_visited_files_cost_little_memory() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror_of(&[], |source| {
+        for directory in 0..100 {
+            let directory = source.join(format!("d{directory}"));
+            fs::create_dir(&directory).unwrap();
+            for file in 0..1_000 {
+                fs::File::create(directory.join(format!("file-{file}"))).unwrap();
+            }
+        }
+    });
+    let idle = memory(fixture.pid(), "VmRSS");
+    assert!(idle < 20 * 1024, "an idle daemon takes {idle} KiB");
+    sh(&fixture.mountpoint, "find . -type f -size +1k | wc -l");
+    let visited = memory(fixture.pid(), "VmRSS");
+    let inodes = mounting::status::Status::of(&fixture.mountpoint).number("inodes");
+    assert!(inodes >= 100_000, "{inodes} inodes");
+    let each = visited.saturating_sub(idle) * 1024 / inodes;
+    println!("idle {idle} KiB, after {inodes} files {visited} KiB: {each} bytes each");
+    assert!(each < 400, "{each} bytes for each visited file (a debug build: 200 is the aim of a release build)");
+    assert!(descriptors(fixture.pid()) < 3_000, "{} descriptors", descriptors(fixture.pid()));
+    // When the kernel forgets, so does the daemon.
+    let mount = rustix::fs::open(&fixture.mountpoint, OFlags::PATH, Mode::empty()).unwrap();
+    let _: &OwnedFd = &mount;
+    assert!(mount.as_raw_fd() >= 0);
+    sh(Path::new("/"), "sync; echo 2 > /proc/sys/vm/drop_caches");
+    eventually("the daemon forgets", || mounting::status::Status::of(&fixture.mountpoint).number("inodes") < inodes / 2);
+}

@@ -1,0 +1,480 @@
+//! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by signals, by force; and what bad input
+//! leaves behind, which is nothing.
+
+mod mounting;
+
+use mounting::status::Status;
+use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text};
+use nacre_sys::mounts::{self, IdRange, MountAttributes};
+use rustix::process::Signal;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A mount made by a command that returns; taken down by the fixture.
+fn background(fixture: &Fixture, program: &Path, words: &[&str]) -> std::process::Output {
+    let mut command = Command::new(program);
+    command.args(words).args(mounting::transport_words(words)).arg(&fixture.source).arg(&fixture.mountpoint);
+    finish(&mut command)
+}
+
+fn umount(fixture: &Fixture) {
+    let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+}
+
+#[test]
+fn the_command_returns_when_the_mount_is_up() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let output = background(&fixture, &nacre(), &["mirror"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!((text(&output.stdout), text(&output.stderr)), (String::new(), String::new()), "a mount that works says nothing");
+    assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content");
+    let status = Status::of(&fixture.mountpoint);
+    assert_eq!(status.text("mountpoint"), fixture.mountpoint.to_str().unwrap());
+    let pid = status.number("pid");
+    assert!(Path::new(&format!("/proc/{pid}")).exists());
+    umount(&fixture);
+    eventually("the daemon ends", || !Path::new(&format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn the_mount_table_says_what_it_is() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror(&[]);
+    let (kind, source, options, _) = mount_entry(&fixture.mountpoint).unwrap();
+    assert_eq!((kind.as_str(), source.as_str()), ("fuse.nacre", fixture.source.to_str().unwrap()));
+    assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
+    drop(fixture);
+    let fixture = Fixture::mirror(&["-o", "fsname=papers,noatime,noexec", "-r"]);
+    let (_, source, options, of_file_system) = mount_entry(&fixture.mountpoint).unwrap();
+    assert_eq!(source, "papers");
+    for word in ["ro", "noatime", "noexec"] {
+        assert!(options.split(',').chain(of_file_system.split(',')).any(|option| option == word), "{word} in {options}");
+    }
+}
+
+#[test]
+fn in_the_foreground_the_process_is_the_mount() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror(&[]);
+    assert_eq!(Status::of(&fixture.mountpoint).number("pid"), u64::from(fixture.pid()), "one process, its number kept");
+    assert!(fixture.runs());
+    fixture.unmount();
+}
+
+#[test]
+fn signals_end_it_cleanly() {
+    if !as_root() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut fixture = Fixture::mirror(&[]);
+        fs::write(fixture.at("file"), "content").unwrap();
+        fixture.signal(signal);
+        assert_eq!(fixture.ended(), Some(0), "{signal:?}");
+        assert!(!is_mounted(&fixture.mountpoint), "{signal:?}");
+        assert_eq!(fs::read(fixture.below("file")).unwrap(), b"content");
+    }
+}
+
+#[test]
+fn a_busy_mount_ends_by_signal_too() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror(&[]);
+    let file = fs::File::create(fixture.at("file")).unwrap();
+    fixture.signal(Signal::TERM);
+    // It detaches itself: nobody new gets in, and it ends no later than its last user.
+    eventually("detached", || !is_mounted(&fixture.mountpoint));
+    drop(file);
+    assert_eq!(fixture.ended(), Some(0));
+}
+
+#[test]
+fn a_busy_mount_is_not_unmounted_unless_lazily() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror(&[]);
+    let file = fs::File::create(fixture.at("file")).unwrap();
+    let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("busy") || text(&output.stderr).contains("use"), "{}", text(&output.stderr));
+    assert!(is_mounted(&fixture.mountpoint));
+    fs::write(fixture.at("other"), "still works").unwrap();
+    let output = run(nacre(), [OsStr::new("umount"), OsStr::new("--lazy"), fixture.mountpoint.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+    rustix::io::write(&file, b"late").unwrap();
+    drop(file);
+    assert_eq!(fixture.ended(), Some(0));
+    assert_eq!(fs::read(fixture.below("file")).unwrap(), b"late");
+}
+
+#[test]
+fn other_programs_can_unmount_it() {
+    if !as_root() {
+        return;
+    }
+    for command in [&["umount"][..], &["fusermount3", "-u"], &["umount", "-l"], &["umount", "-f"]] {
+        let mut fixture = Fixture::mirror(&[]);
+        let mut arguments: Vec<&OsStr> = command[1..].iter().map(OsStr::new).collect();
+        arguments.push(fixture.mountpoint.as_os_str());
+        let output = run(command[0], arguments);
+        assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
+        assert_eq!(fixture.ended(), Some(0), "{command:?}");
+        assert!(!is_mounted(&fixture.mountpoint));
+    }
+}
+
+#[test]
+fn bad_input_mounts_nothing_and_says_why() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let file = fixture.scratch.path().join("file");
+    fs::write(&file, "").unwrap();
+    let (source, mountpoint) = (fixture.source.to_str().unwrap(), fixture.mountpoint.to_str().unwrap());
+    let (missing, file) = (fixture.scratch.path().join("missing"), file.to_str().unwrap());
+    let missing = missing.to_str().unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--no-such-option", source, mountpoint], "no-such-option"),
+        (&["-o", "no-such-word", source, mountpoint], "no-such-word"),
+        (&["--map=1000", source, mountpoint], "1000"),
+        (&["--map=1000/2000:1000/3000", source, mountpoint], "1000"),
+        (&["--map=no-such-user/5", source, mountpoint], "no-such-user"),
+        (&["--force-user=no-such-user", source, mountpoint], "no-such-user"),
+        (&["--mirror=no-such-user", source, mountpoint], "no-such-user"),
+        (&["--mirror=@no-such-group", source, mountpoint], "no-such-group"),
+        (&["--mirror=0", "--mirror-only=0", source, mountpoint], "mirror"),
+        (&["--perms=8", source, mountpoint], "8"),
+        (&["--perms=u=q", source, mountpoint], "q"),
+        (&["--perms=a+r::g-w", source, mountpoint], "perms"),
+        (&["--create-with-perms=01000", source, mountpoint], "01000"),
+        (&["--read-rate=1x", source, mountpoint], "1x"),
+        (&["--uid-offset=ten", source, mountpoint], "ten"),
+        (&["--uid-offset=1", "--map=1/2", source, mountpoint], "offset"),
+        (&["--resolved-symlink-deletion=never", source, mountpoint], "never"),
+        (&["--coherence=sometimes", source, mountpoint], "sometimes"),
+        (&["--engine=steam", source, mountpoint], "steam"),
+        (&["--forward-odirect=0", source, mountpoint], "odirect"),
+        (&["--map-passwd=/no/such/file", source, mountpoint], "/no/such/file"),
+        (&[missing, mountpoint], "missing"),
+        (&[source, missing], "missing"),
+        (&[source, file], "file"),
+        (&[source], "MOUNTPOINT"),
+        (&[], "SOURCE"),
+        (&[source, mountpoint, "third"], "third"),
+    ];
+    for (words, named) in cases {
+        let output = finish(Command::new(nacre()).arg("mirror").args(*words));
+        let message = text(&output.stderr);
+        assert!(matches!(output.status.code(), Some(1..=5)), "{words:?}: {:?} {message}", output.status);
+        assert!(message.contains(named), "{words:?}: the message names what is wrong: {message}");
+        assert!(!message.contains("panicked"), "{words:?}: {message}");
+        assert!(!is_mounted(&fixture.mountpoint), "{words:?} mounted something");
+    }
+    for stack in [
+        "nonsense",
+        "host",
+        "host:/no/such/place",
+        "mem | remap:no-such-key=1",
+        "remap",
+        "mem | mem",
+        "mem | throttle:read-rate=fast",
+        "/no/such/stack.toml",
+    ] {
+        let output = finish(Command::new(nacre()).args(["mount", stack, mountpoint]));
+        assert!(!output.status.success(), "{stack}");
+        assert!(!text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"), "{stack}: {}", text(&output.stderr));
+        assert!(!is_mounted(&fixture.mountpoint), "{stack} mounted something");
+    }
+    assert!(mounting::mounts_below(fixture.scratch.path()).is_empty());
+}
+
+#[test]
+fn explain_does_nothing() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let output = background(&fixture, &nacre(), &["mirror", "--explain", "--force-user=1234", "-r"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert!(said.contains("host") && said.contains("remap") && said.contains("1234"), "{said}");
+    assert!(!is_mounted(&fixture.mountpoint));
+}
+
+/// Installs the program under another name for as long as this lives.
+struct Installed(PathBuf);
+
+impl Installed {
+    fn new(path: impl Into<PathBuf>) -> Installed {
+        let path = path.into();
+        let _ = fs::remove_file(&path);
+        std::os::unix::fs::symlink(nacre(), &path).unwrap();
+        Installed(path)
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn mount_8_mounts_it_from_a_table() {
+    if !as_root() {
+        return;
+    }
+    if fs::symlink_metadata("/sbin/mount.fuse.nacre").is_ok() {
+        println!("skipped: nacre is installed on this machine");
+        return;
+    }
+    let _installed = Installed::new("/sbin/mount.fuse.nacre");
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let (source, mountpoint) = (fixture.source.to_str().unwrap(), fixture.mountpoint.to_str().unwrap());
+    let output = run("mount", ["-t", "fuse.nacre", "-o", "force-user=1234,perms=a-w:u+r", source, mountpoint]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 1234);
+    let (kind, shown, options, _) = mount_entry(&fixture.mountpoint).unwrap();
+    assert_eq!((kind.as_str(), shown.as_str()), ("fuse.nacre", source));
+    assert!(options.contains("nosuid") && options.contains("nodev"), "not asked for, not given: {options}");
+    // A remount changes the flags and starts no second daemon.
+    let pid = Status::of(&fixture.mountpoint).number("pid");
+    assert!(run("mount", ["-o", "remount,ro", mountpoint]).status.success());
+    assert_eq!(errno(fs::write(fixture.at("new"), "x")), 30);
+    assert!(run("mount", ["-o", "remount,rw", mountpoint]).status.success());
+    fs::write(fixture.at("new"), "x").unwrap();
+    assert_eq!(Status::of(&fixture.mountpoint).number("pid"), pid);
+    assert!(run("umount", [mountpoint]).status.success());
+    // The same from a table, with the words that mount(8) and systemd add.
+    let table = fixture.scratch.path().join("fstab");
+    let line = format!("{source} {mountpoint} fuse.nacre ro,nofail,noauto,_netdev,x-systemd.automount,force-group=1234 0 0\n");
+    fs::write(&table, line).unwrap();
+    let output = run("mount", ["-T", table.to_str().unwrap(), mountpoint]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().gid(), 1234);
+    assert_eq!(errno(fs::write(fixture.at("more"), "x")), 30);
+    assert!(run("umount", [mountpoint]).status.success());
+}
+
+#[test]
+fn called_as_bindfs_it_is_bindfs() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let bindfs = fixture.scratch.path().join("bindfs");
+    let _installed = Installed::new(&bindfs);
+    // Options between the paths, letters with attached values, long ones after -o: bindfs' grammar.
+    let mut command = Command::new(&bindfs);
+    command.arg(&fixture.source).args(["-u1234", "-o", "force-group=99,nodev"]).arg(&fixture.mountpoint).arg("-p0440");
+    let output = finish(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let file = fs::metadata(fixture.at("file")).unwrap();
+    assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, 99, 0o440));
+    assert_eq!(mount_entry(&fixture.mountpoint).unwrap().0, "fuse.bindfs");
+    umount(&fixture);
+    for (words, code) in
+        [(&["--force-user", "5"][..], 1), (&["--nonsense"], 1), (&["--mirror=no-such-user"], 1), (&["-V"], 0), (&["-h"], 0)]
+    {
+        let output = background(&fixture, &bindfs, words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", text(&output.stderr));
+        assert!(!is_mounted(&fixture.mountpoint), "{words:?}");
+    }
+    let output = background(&fixture, &nacre(), &["bindfs", "-u", "77"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 77);
+    umount(&fixture);
+}
+
+#[test]
+fn rules_are_reloaded_while_mounted() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror_of(&["--force-user=1111"], |source| fs::write(source.join("file"), "content").unwrap());
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 1111);
+    let file = fs::File::open(fixture.at("file")).unwrap();
+    let mountpoint = fixture.mountpoint.to_str().unwrap();
+    let output = run(nacre(), ["reload", mountpoint, "--force-user=2222", "--perms=a=r"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    eventually("the new rules show", || {
+        let file = fs::metadata(fixture.at("file")).unwrap();
+        (file.uid(), file.mode() & 0o777) == (2222, 0o444)
+    });
+    assert_eq!(file.metadata().unwrap().uid(), 2222);
+    let output = run(nacre(), ["reload", mountpoint, "--perms=9"]);
+    assert!(!output.status.success(), "bad rules are refused");
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 2222, "and the old ones stay");
+    assert!(run(nacre(), ["reload", mountpoint]).status.success());
+    fixture.signal(Signal::USR1);
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 2222);
+}
+
+#[test]
+fn an_idmapped_mount_can_be_put_on_top() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), "content").unwrap());
+    let upper = fixture.directory("upper");
+    match idmapped_bind(&fixture.mountpoint, &upper) {
+        Ok(()) => {
+            assert_eq!(fs::metadata(upper.join("file")).unwrap().uid(), 5000);
+            // Who is 5000 above is root below.
+            let (code, said) = mounting::sh_as(&upper, 5000, 5000, "", "echo x > new && stat -c %u:%g new");
+            assert_eq!((code, said.trim()), (0, "5000:5000"));
+            assert_eq!(fs::metadata(fixture.below("new")).unwrap().uid(), 0);
+        }
+        Err(why) => {
+            mounting::skip("idmap", &format!("idmapped mounts on FUSE: {why}"));
+        }
+    }
+}
+
+/// Binds a directory with ids 0 to 999 shown as 5000 to 5999.
+fn idmapped_bind(from: &Path, to: &Path) -> std::io::Result<()> {
+    let ids = [IdRange { inside: 0, outside: 5000, count: 1000 }];
+    let map = mounts::user_namespace(&ids, &ids)?;
+    let tree = mounts::clone_tree(from, false)?;
+    let none = MountAttributes::empty();
+    mounts::set_attributes(tree.as_fd(), none, none, Some(map.as_fd()), false)?;
+    mounts::attach(tree.as_fd(), to)
+}
+
+#[test]
+fn the_kernel_can_serve_what_it_can() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let output = background(&fixture, &nacre(), &["mirror", "--engine=kernel", "-r"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content");
+    assert_eq!(errno(fs::write(fixture.at("new"), "x")), 30);
+    assert!(!mount_entry(&fixture.mountpoint).unwrap().0.starts_with("fuse"));
+    umount(&fixture);
+    let output = background(&fixture, &nacre(), &["mirror", "--engine=kernel", "--perms=a-w"]);
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("perms"), "it says which option the kernel cannot do: {}", text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+    let output = background(&fixture, &nacre(), &["mirror", "--engine=auto", "--perms=a-w"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(mount_entry(&fixture.mountpoint).unwrap().0, "fuse.nacre");
+    umount(&fixture);
+}
+
+#[test]
+fn a_file_can_be_mirrored() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let (source, target) = (fixture.scratch.path().join("one"), fixture.scratch.path().join("two"));
+    fs::write(&source, "content").unwrap();
+    fs::write(&target, "covered").unwrap();
+    let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1234"), source.as_os_str(), target.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&target).unwrap(), b"content");
+    assert_eq!(fs::metadata(&target).unwrap().uid(), 1234);
+    assert!(run(nacre(), [OsStr::new("umount"), target.as_os_str()]).status.success());
+    assert_eq!(fs::read(&target).unwrap(), b"covered");
+}
+
+#[test]
+fn what_is_below_the_mount_point_does_not_matter() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    fs::write(fixture.at("covered"), "covered").unwrap();
+    assert!(background(&fixture, &nacre(), &["mirror"]).status.success());
+    assert!(fs::metadata(fixture.at("covered")).is_err());
+    // A second mount over the first is a second mount; each is taken down by itself.
+    assert!(background(&fixture, &nacre(), &["mirror", "--force-user=9"]).status.success());
+    assert_eq!(fs::metadata(&fixture.mountpoint).unwrap().uid(), 9);
+    assert!(run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]).status.success());
+    assert_eq!(fs::metadata(&fixture.mountpoint).unwrap().uid(), 0);
+    umount(&fixture);
+    assert_eq!(fs::read(fixture.at("covered")).unwrap(), b"covered");
+}
+
+#[test]
+fn paths_of_all_kinds() {
+    if !as_root() {
+        return;
+    }
+    let place = scratch();
+    for name in ["with space", "comma,colon:", "back\\slash", "new\nline", "tab\t", "%s%n", "-dash", "\u{e4}\u{f6}"] {
+        let (source, mountpoint) = (place.path().join(name), place.path().join(format!("{name} mount")));
+        fs::create_dir(&source).unwrap();
+        fs::create_dir(&mountpoint).unwrap();
+        fs::write(source.join("file"), name).unwrap();
+        let output = run(nacre(), [OsStr::new("mirror"), source.as_os_str(), mountpoint.as_os_str()]);
+        assert!(output.status.success(), "{name:?}: {}", text(&output.stderr));
+        assert_eq!(fs::read(mountpoint.join("file")).unwrap(), name.as_bytes());
+        let output = run(nacre(), [OsStr::new("umount"), mountpoint.as_os_str()]);
+        assert!(output.status.success(), "{name:?}: {}", text(&output.stderr));
+        assert!(fs::metadata(mountpoint.join("file")).is_err());
+    }
+    // A relative source and mount point, from another directory than the daemon's.
+    fs::create_dir(place.path().join("s")).unwrap();
+    fs::create_dir(place.path().join("m")).unwrap();
+    sh(place.path(), &format!("'{0}' mirror s m && touch m/file && '{0}' umount m && test -e s/file", nacre().display()));
+}
+
+#[test]
+fn a_mount_in_memory() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::stack("mem");
+    fs::set_permissions(&fixture.mountpoint, fs::Permissions::from_mode(0o711)).unwrap();
+    sh(
+        &fixture.mountpoint,
+        "mkdir a; echo content > a/b; ln a/b c; ln -s c d; test \"$(cat d)\" = content; mv a e; ls -lR . >/dev/null; rm -rf e c d",
+    );
+    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 0);
+}
+
+#[test]
+fn set_user_id_programs_and_devices_work_only_where_asked_for() {
+    if !as_root() {
+        return;
+    }
+    let prepare = |source: &Path| {
+        fs::copy("/usr/bin/id", source.join("id")).unwrap();
+        fs::set_permissions(source.join("id"), fs::Permissions::from_mode(0o4755)).unwrap();
+        sh(source, "mknod null c 1 3 && chmod 666 null");
+    };
+    let fixture = Fixture::mirror_of(&[], prepare);
+    let (_, said) = mounting::sh_as(&fixture.mountpoint, 2000, 2000, "", "./id -u");
+    assert_eq!(said.trim(), "2000");
+    assert_eq!(errno(fs::write(fixture.at("null"), "x")), 13);
+    let fixture = Fixture::mirror_of(&["-o", "suid,dev"], prepare);
+    let (_, said) = mounting::sh_as(&fixture.mountpoint, 2000, 2000, "", "./id -u");
+    assert_eq!(said.trim(), "0");
+    fs::write(fixture.at("null"), "x").unwrap();
+}
