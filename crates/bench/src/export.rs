@@ -105,10 +105,11 @@ pub fn provenance(report: &Report) -> Vec<String> {
         Some(false) => "off",
         None => "unknown",
     };
+    let who = if settings.root { "root" } else { "an ordinary user" };
     let programs: Vec<String> = machine.programs.iter().map(|(name, version)| format!("{name}: {version}")).collect();
     let mut lines = vec![
         format!("Linux {}, {} x {}, {:.1} GiB", machine.kernel, machine.cores, machine.cpu, machine.memory as f64 / f64::from(1 << 30)),
-        format!("Source on {}; FUSE over io_uring {uring}", machine.filesystem),
+        format!("Source on {}; FUSE over io_uring {uring}; measured by {who}", machine.filesystem),
         format!("{} UTC, {:.0} s, median of {}; \"first\" is a {}", report.started, report.seconds, settings.rounds, settings.cold),
         format!(
             "{} small files, {} files in the big directory, {} in the tree, page-cache file of {} MiB",

@@ -89,6 +89,7 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
         seconds: 0.0,
         machine: machine::describe(plan, scratch.source())?,
         settings: Settings {
+            root: rustix::process::geteuid().is_root(),
             rounds: scale.rounds,
             cold: scratch.cold().describe().to_owned(),
             files: scale.files,

@@ -130,15 +130,21 @@ impl<'a> Mounted<'a> {
             Step::Bind => rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point),
             Step::Bindfs => {
                 let mut command = Command::new("bindfs");
-                command.arg(&self.root).arg(point);
+                command.args(self.for_mounter_only()).arg(&self.root).arg(point);
                 self.start(&mut command, point)
             }
             Step::Nacre(arguments) => {
                 let mut command = Command::new(&self.plan.nacre);
-                command.arg("mirror").args(arguments).arg(&self.root).arg(point);
+                command.arg("mirror").args(arguments).args(self.for_mounter_only()).arg(&self.root).arg(point);
                 self.start(&mut command, point)
             }
         }
+    }
+
+    /// Ordinary users may let others in only where root has allowed it, so they mount for themselves.
+    fn for_mounter_only(&self) -> &'static [&'static str] {
+        let root = rustix::process::geteuid().is_root() && self.user().is_none();
+        if root { &[] } else { &["--no-allow-other"] }
     }
 
     fn give_to_user(&self, point: &Path) -> Result<(), Failure> {

@@ -59,6 +59,8 @@ pub struct Machine {
 /// How a run was made.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
+    /// Whether root made the run; promises hold for root unless they say otherwise.
+    pub root: bool,
     /// Rounds; each target is measured once a round.
     pub rounds: u32,
     /// How caches were emptied before a "first" measurement.

@@ -40,7 +40,7 @@ pub fn report() -> Report {
             fuse_over_io_uring: Some(true),
             programs: vec![("bindfs".to_owned(), "bindfs 1.14.7".to_owned())],
         },
-        settings: Settings { rounds: 3, cold: "fresh".to_owned(), files: 1000, listing: 1000, tree: 100, cache_bytes: 1 << 20 },
+        settings: Settings { root: true, rounds: 3, cold: "fresh".to_owned(), files: 1000, listing: 1000, tree: 100, cache_bytes: 1 << 20 },
         targets: vec![
             target("direct", "direct", None),
             target("bindfs", "bindfs", None),

@@ -226,4 +226,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn tests_suit_targets() {
+        let suits = |test: &str, target: &str| MIRROR.test(test).unwrap().suits(MIRROR.target(target).unwrap());
+        assert!(suits("create", "nacre"));
+        assert!(!suits("create", "nacre-immutable"));
+        assert!(suits("stat-first", "nacre-immutable"));
+        assert!(!suits("stat-first", "watched"));
+        assert!(suits("create", "watched"));
+    }
 }

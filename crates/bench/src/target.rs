@@ -63,12 +63,5 @@ pub static MIRROR_TARGETS: &[Target] = &[
     Target { id: "nacre-immutable", title: "nacre, immutable", steps: &[Step::Nacre(&["--immutable"])], reads_only: true, ..PLAIN },
     Target { id: "watched", title: "source under nacre", steps: &[Step::Nacre(&[])], from_outside: true, ..PLAIN },
     Target { id: "direct-user", title: "direct, as user", baseline: "direct-user", as_user: true, ..PLAIN },
-    Target {
-        id: "nacre-user",
-        title: "nacre, as user",
-        baseline: "direct-user",
-        steps: &[Step::Nacre(&["--no-allow-other"])],
-        as_user: true,
-        ..PLAIN
-    },
+    Target { id: "nacre-user", title: "nacre, as user", baseline: "direct-user", steps: &[Step::Nacre(&[])], as_user: true, ..PLAIN },
 ];

@@ -60,3 +60,44 @@ fn bad_arguments_are_errors() {
     assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::FAILURE);
     assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::FAILURE);
 }
+
+/// Needs root, bindfs and the fuse device, like every test that mounts; says so and passes elsewhere.
+#[test]
+fn real_mounts_are_measured_and_taken_away() {
+    let root = rustix::process::geteuid().is_root();
+    if !root || programs::find("bindfs").is_none() || !std::path::Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: needs root, bindfs and /dev/fuse");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let source_word = directory.path().to_str().unwrap();
+    let words = ["mirror", "--source", source_word, "--scratch", scratch.to_str().unwrap(), "--targets", "bind,bindfs,bind-bindfs"];
+    let small = ["--tests", "cache,tree,rename", "--rounds", "1", "--cache", "1M", "--files", "20", "--tree", "5"];
+    assert_eq!(run(&arguments(&[&words[..], &small[..], &["--json", json.to_str().unwrap()]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    for target in &report.targets {
+        assert_eq!(target.skipped, None, "{}", target.id);
+        for test in &report.tests {
+            assert_eq!(report.cells_of(&test.id, &target.id).count(), 1, "{} on {}", test.id, target.id);
+        }
+    }
+    assert_eq!(mounts::below(directory.path()).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert!(!scratch.exists());
+}
+
+#[test]
+fn a_nacre_that_does_not_mount_is_skipped_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let liar = programs::find("true").unwrap();
+    let words = ["mirror", "--source", directory.path().to_str().unwrap(), "--scratch", scratch.to_str().unwrap()];
+    let liar = ["--nacre", liar.to_str().unwrap(), "--targets", "nacre", "--tests", "mmap,cache", "--rounds", "1", "--cache", "1M"];
+    assert_eq!(run(&arguments(&[&words[..], &liar[..], &["--json", json.to_str().unwrap()]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let reason = report.targets.iter().find(|target| target.id == "nacre").unwrap().skipped.clone();
+    assert!(reason.as_deref().is_some_and(|reason| reason.contains("nothing is mounted")), "{reason:?}");
+    assert_eq!(report.cells_of("cache-read-4k", "direct").count(), 1);
+    assert_eq!(report.cells_of("cache-read-4k", "nacre").count(), 0);
+}

@@ -81,12 +81,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes the socket and answers requests in a thread of its own.
+    /// Makes the socket in a directory that is ours alone and answers requests in a thread of its own.
     ///
     /// # Errors
-    /// A directory that is not safe, a socket that cannot be made.
-    pub fn start(answer: Arc<dyn Fn(Request) -> Answer + Send + Sync>) -> Result<Server, Failure> {
-        let path = runtime::own()?.join(format!("{}.sock", std::process::id()));
+    /// A socket that cannot be made.
+    pub fn start(directory: &Path, answer: Arc<dyn Fn(Request) -> Answer + Send + Sync>) -> Result<Server, Failure> {
+        let path = directory.join(format!("{}.sock", std::process::id()));
         // A socket of our own number is left from a process that is gone.
         let _ = fs::remove_file(&path);
         let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
@@ -282,5 +282,71 @@ pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
             Ok(fs::canonicalize(parent).map_err(failed)?.join(name))
         }
         _ => fs::canonicalize(&absolute).map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn server(directory: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> Server {
+        Server::start(directory, Arc::new(answer)).unwrap()
+    }
+
+    fn figures(request: Request) -> Answer {
+        match request {
+            Request::Status => Answer::Status(Box::new(Report { mountpoint: "/m".to_owned(), ..Report::default() })),
+            Request::Reload { rules: Some(rules) } if rules.force_user.as_deref() == Some("5") => Answer::Done,
+            _ => Answer::failed(&Failure::new("no\x1b[31m").next("try").exit(Exit::Busy)),
+        }
+    }
+
+    #[test]
+    fn questions_get_answers() {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = server(scratch.path(), figures);
+        let Answer::Status(report) = status(&server.path).unwrap() else { panic!("figures") };
+        let peer = Peer { socket: server.path.clone(), report: *report };
+        assert_eq!(peer.report.mountpoint, "/m");
+        let rules = RemapSpec { force_user: Some("5".to_owned()), ..RemapSpec::default() };
+        assert!(matches!(peer.ask(&Request::Reload { rules: Some(Box::new(rules)) }), Ok(Answer::Done)));
+        let failure = peer.ask(&Request::Reload { rules: None }).unwrap_err();
+        assert_eq!((failure.what.as_str(), failure.next.as_str(), failure.exit), ("no\\x1b[31m", "try", Exit::Busy));
+    }
+
+    #[test]
+    fn nonsense_ends_the_conversation_and_nothing_else() {
+        let scratch = tempfile::tempdir().unwrap();
+        let server = server(scratch.path(), figures);
+        for nonsense in [&b"\n"[..], b"{}\n", b"\"bogus\"\n", b"\xff\n", b"\"status\" x\n"] {
+            let mut stream = UnixStream::connect(&server.path).unwrap();
+            stream.write_all(nonsense).unwrap();
+            let mut rest = Vec::new();
+            assert_eq!(stream.read_to_end(&mut rest).unwrap(), 0, "{}", nonsense.escape_ascii());
+        }
+        assert!(status(&server.path).is_ok());
+    }
+
+    #[test]
+    fn an_answer_in_the_making_is_still_given() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (asked, question) = mpsc::channel();
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = parking_lot::Mutex::new(wait);
+        let server = server(scratch.path(), move |_| {
+            asked.send(()).unwrap();
+            wait.lock().recv().unwrap();
+            Answer::Done
+        });
+        let path = server.path.clone();
+        let client = thread::spawn(move || status(&path));
+        question.recv().unwrap();
+        let path = server.path.clone();
+        let end = thread::spawn(move || drop(server));
+        go.send(()).unwrap();
+        end.join().unwrap();
+        assert!(matches!(client.join().unwrap(), Ok(Answer::Done)));
+        assert!(!path.exists());
     }
 }

@@ -40,7 +40,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         transport,
         passthrough: PassthroughReport { on: status.passthrough.refusal.is_none(), why_not: status.passthrough.refusal },
         coherence: coherence(status.coherence).to_owned(),
-        watch_overflows: status.invalidated_all,
+        full_invalidations: status.invalidated_all,
         invalidations: status.invalidations,
         requests: status.requests,
         errors,

@@ -15,7 +15,7 @@ const FAMILIES: &[Family] = &[
     ("nacre_passthrough_opens_total", "counter", "Opens that the kernel serves itself.", |report| report.passthrough_opens),
     ("nacre_cache_hits_total", "counter", "Opens answered without looking anything up again.", |report| report.cache_hits),
     ("nacre_invalidations_total", "counter", "Invalidations sent to the kernel.", |report| report.invalidations),
-    ("nacre_watch_overflows_total", "counter", "Times that watching the source lost count.", |report| report.watch_overflows),
+    ("nacre_full_invalidations_total", "counter", "Times that everything was invalidated.", |report| report.full_invalidations),
 ];
 
 /// The text for these mounts.

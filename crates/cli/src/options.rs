@@ -75,7 +75,7 @@ options! {
     }
     "Rules" {
         For Ours "for" None, Some("TYPES:KEY=VALUE"), "An option for some file types only, with the letters of find -type: d:perms=0755 (may be repeated)";
-        Hide Ours "hide" None, Some("GLOB"), "Show nothing that matches: '*.tmp', '/secret', 'a/**/b' (may be repeated)";
+        Hide Ours "hide" None, Some("GLOB"), "Show no name that matches: '*.tmp', '.git' (may be repeated)";
     }
     "Creating" {
         CreateAsUser Bindfs "create-as-user" None, None, "New objects belong to whoever makes them (the default for root; root only)";
@@ -129,6 +129,7 @@ options! {
         Immutable Ours "immutable" None, None, "Nothing in the source changes while it is mounted: opens cost no request (implies ro)";
         NotifyWatchers Ours "notify-watchers" None, None, "Raise inotify events in the mount for changes made in the source, as far as the kernel can";
         Engine Ours "engine" None, Some("ENGINE"), "What serves the mount: fuse (the default), kernel (an idmapped bind mount, when that is all that was asked for), auto";
+        Passthrough Ours "passthrough" None, Some("auto|off"), "Whether the kernel reads and writes the files of the source itself [default: auto]";
         Transport Ours "transport" None, Some("auto|uring|device"), "How the kernel and the daemon talk [default: auto]";
     }
     "Mounting" {
@@ -140,7 +141,7 @@ options! {
         SingleThread Letter "" Some('s'), None, "Accepted for libfuse's sake: several threads serve every mount";
         Explain Ours "explain" None, None, "Print what would be mounted and why, and do nothing";
         Log Ours "log" None, Some("LEVEL"), "What to log: error, warn, info, debug, trace [default: warn]";
-        LogFile Ours "log-file" None, Some("FILE"), "Where the log of a background mount goes [default: nowhere]";
+        LogFile Ours "log-file" None, Some("FILE"), "Where the log goes [default: standard error, until a background mount answers]";
     }
     "About" {
         Help Letter "help" Some('h'), None, "Print this and exit";
@@ -170,6 +171,7 @@ options! {
         AllowOther Word "allow_other" None, None, "everybody may use the mount (the default)";
         AllowRoot Word "allow_root" None, None, "only the mounter and root may use the mount";
         DefaultPermissions Word "default_permissions" None, None, "the kernel checks permissions (always so)";
+        LibfuseDirectIo Word "direct_io" None, None, "no page cache, in libfuse's spelling";
         FsName Word "fsname" None, Some("NAME"), "first column of the mount table";
         Subtype Word "subtype" None, Some("NAME"), "type in the mount table, after fuse.";
         MaxRead Word "max_read" None, Some("N"), "accepted: the size of reads is negotiated";

@@ -24,7 +24,7 @@ pub enum Personality {
     /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre` where there is no helper of ours.
     Bindfs,
     /// `mount.fuse.nacre SOURCE MOUNTPOINT [-sfnv] [-o WORDS]`.
-    Helper,
+    MountProgram,
 }
 
 /// The name that the program was called by, without its directory.
@@ -36,7 +36,7 @@ pub fn program(argv0: &OsStr) -> String {
 pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
-        name if name.starts_with("mount.") => Personality::Helper,
+        name if name.starts_with("mount.") => Personality::MountProgram,
         // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre` names.
         _ if first.is_some_and(|first| first.as_bytes().contains(&b'/')) => Personality::Bindfs,
         _ => Personality::Nacre,
@@ -66,8 +66,8 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
 ///
 /// # Errors
 /// A wrong command line.
-pub fn helper(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
-    let call = helper_call(arguments)?;
+pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
+    let call = mount_call(arguments)?;
     let settings = Settings::fold(&call.words.given)?;
     if call.fake {
         return Ok(Plan::Nothing);
@@ -80,12 +80,12 @@ pub fn helper(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     plan::mirror(program, settings, positionals)
 }
 
-struct HelperCall {
+struct MountCall {
     words: Words,
     fake: bool,
 }
 
-fn helper_call(arguments: impl IntoIterator<Item = OsString>) -> Result<HelperCall, Failure> {
+fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall, Failure> {
     let mut positionals = Vec::new();
     let mut texts = Vec::new();
     let (mut sloppy, mut fake, mut read_only) = (false, false, false);
@@ -123,7 +123,7 @@ fn helper_call(arguments: impl IntoIterator<Item = OsString>) -> Result<HelperCa
     for text in texts {
         words::parse_words(&text, unknown, &mut given)?;
     }
-    Ok(HelperCall { words: Words { given, positionals }, fake })
+    Ok(MountCall { words: Words { given, positionals }, fake })
 }
 
 /// Takes the old form of fstab, `bindfs#SOURCE`, apart.

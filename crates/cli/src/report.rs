@@ -86,8 +86,8 @@ pub struct Report {
     pub passthrough: PassthroughReport,
     /// Who else may change what lies below.
     pub coherence: String,
-    /// How often watching what lies below lost count, and all caches were dropped.
-    pub watch_overflows: u64,
+    /// How often all caches were dropped: watching what lies below lost count, or rules were reloaded.
+    pub full_invalidations: u64,
     /// Invalidations sent to the kernel.
     pub invalidations: u64,
     /// All requests.

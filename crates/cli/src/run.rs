@@ -28,7 +28,9 @@ pub fn main() -> ExitCode {
     let program = personality::program(&argv0);
     match personality::of(&program, arguments.first().map(OsString::as_os_str)) {
         Personality::Bindfs => finish(&program, personality::bindfs(&program, arguments).and_then(|plan| carry_out(&program, plan))),
-        Personality::Helper => finish(&program, personality::helper(&program, arguments).and_then(|plan| carry_out(&program, plan))),
+        Personality::MountProgram => {
+            finish(&program, personality::mount_program(&program, arguments).and_then(|plan| carry_out(&program, plan)))
+        }
         // `nacre bindfs ...` is bindfs in everything but the name.
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == "bindfs") => {
             let plan = personality::bindfs("bindfs", arguments.into_iter().skip(1));
@@ -60,7 +62,10 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
         Order::Umount { lazy, mountpoints } => umount::run(lazy, &mountpoints)?,
         Order::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
         Order::Top { rounds, interval, mountpoints } => top::run(rounds, interval, &mountpoints)?,
-        Order::Reload { mountpoint, rules } => {
+        Order::Reload { mountpoint, mut rules } => {
+            if let Some(rules) = &mut rules {
+                serve::absolute_files(rules)?;
+            }
             for peer in control::at(&[mountpoint])? {
                 peer.ask(&Request::Reload { rules: rules.clone() })?;
             }

@@ -13,16 +13,18 @@ use crate::{
     mountinfo,
     plan::{MountPlan, StackSource},
     report::path_text,
+    runtime,
     settings::{Atime, Door, Engine, Transport, Verbosity},
     umount,
 };
-use nacre_fuse::{AclChoice, FuseOptions, Mount, MountError, TransportChoice, XattrChoice};
+use nacre_fuse::{AclChoice, FuseOptions, Mount, MountError, PassthroughChoice, TransportChoice, XattrChoice};
 use nacre_layers::{
     context::Context,
     spec::{LayerSpec, RemapSpec, StackSpec},
     stack::{self, Stack},
 };
 use nacre_sys::signals::{Signal, Signals};
+use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use std::{
     fs, io,
@@ -58,7 +60,7 @@ pub enum Served {
 /// `--engine=kernel` for something that only FUSE can do.
 pub fn choose(plan: &MountPlan, context: &Context) -> Result<Choice, Failure> {
     if plan.engine == Engine::Fuse {
-        return Ok(Choice::Fuse("the default".to_owned()));
+        return Ok(Choice::Fuse("--engine=fuse, the default".to_owned()));
     }
     let reduced = kernel_engine::reduce(plan, &*context.accounts);
     let reduced = match reduced.map(with_hidden) {
@@ -129,7 +131,8 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     check_sources(&spec, &mountpoint)?;
     let stack = build(&spec, &context)?;
     stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let mount = Mount::start(Arc::clone(&stack.layer), fuse_options(plan, &mountpoint, &source)).map_err(|error| unmountable(&error))?;
+    let mount =
+        Mount::start(Arc::clone(&stack.layer), fuse_options(plan, &spec, &mountpoint, &source)).map_err(|error| unmountable(&error))?;
     let serving = Arc::new(Serving {
         about: figures::About { source, engine_reason: reason, immutable: plan.door.immutable, started: Instant::now() },
         spec: Mutex::new(spec),
@@ -138,7 +141,14 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
         context,
     });
     narrow(&plan.door, &mountpoint)?;
-    let server = Server::start(answers(&serving))?;
+    let server = match runtime::own().and_then(|directory| Server::start(&directory, answers(&serving))) {
+        Ok(server) => Some(server),
+        Err(failure) => {
+            // Files matter more than figures.
+            tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
+            None
+        }
+    };
     if background {
         daemon::report_ready()?;
     }
@@ -270,7 +280,18 @@ pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
 }
 
 fn surroundings() -> Result<Context, Failure> {
-    Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))
+    let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
+    // Rate limits and directory services may wait long: another thread serves the queue meanwhile, and a killed caller ends the wait.
+    context.waiting = Arc::new(|call| match fusewire::blocking(|| call()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.0 == Errno::EAGAIN.raw() => {
+            // No further thread can be had: wait in this one.
+            call();
+            Ok(())
+        }
+        Err(error) => Err(Errno::from_raw(error.0)),
+    });
+    Ok(context)
 }
 
 /// The stack with absolute sources, from wherever the plan has it.
@@ -287,12 +308,27 @@ fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
         }
     };
     for layer in &mut spec.layers {
-        if let LayerSpec::Host(host) = layer {
-            host.source =
-                std::path::absolute(&host.source).map_err(|error| Failure::io("cannot resolve", path_text(&host.source), &error))?;
+        match layer {
+            LayerSpec::Host(host) => absolute(&mut host.source)?,
+            LayerSpec::Remap(remap) => absolute_files(remap)?,
+            _ => {}
         }
     }
     Ok(spec)
+}
+
+/// Makes the files that rules are read from independent of the directory that we are called in: they are read again on a reload.
+///
+/// # Errors
+/// Where that directory is gone.
+pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
+    let RemapSpec { map_passwd, map_passwd_rev, map_group, map_group_rev, .. } = remap;
+    [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(absolute)
+}
+
+fn absolute(path: &mut PathBuf) -> Result<(), Failure> {
+    *path = std::path::absolute(&*path).map_err(|error| Failure::io("cannot resolve", path_text(path), &error))?;
+    Ok(())
 }
 
 /// The mount point, resolved.
@@ -373,7 +409,19 @@ fn subtype(plan: &MountPlan) -> String {
     plan.door.subtype.clone().unwrap_or_else(|| program.to_owned())
 }
 
-fn fuse_options(plan: &MountPlan, mountpoint: &Path, source: &str) -> FuseOptions {
+/// Whether a source lies on a file system that is itself stacked on others.
+fn is_stacked(spec: &StackSpec) -> bool {
+    const OVERLAY: u64 = 0x794c_7630;
+    const FUSE: u64 = 0x6573_5546;
+    let sources = spec.layers.iter().filter_map(|layer| match layer {
+        LayerSpec::Host(host) => Some(&host.source),
+        _ => None,
+    });
+    // A source that cannot be asked fails with its own message when it is opened.
+    sources.filter_map(|source| rustix::fs::statfs(source).ok()).any(|figures| [OVERLAY, FUSE].contains(&(figures.f_type as u64)))
+}
+
+fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &str) -> FuseOptions {
     let door = &plan.door;
     FuseOptions {
         fsname: source.to_owned(),
@@ -392,6 +440,8 @@ fn fuse_options(plan: &MountPlan, mountpoint: &Path, source: &str) -> FuseOption
             Transport::Uring => TransportChoice::Uring,
             Transport::Device => TransportChoice::Device,
         },
+        passthrough: if door.passthrough { PassthroughChoice::Auto } else { PassthroughChoice::Off },
+        stacked: is_stacked(spec),
         immutable: door.immutable,
         lock_forwarding: door.lock_forwarding,
         direct_io: door.direct_io,

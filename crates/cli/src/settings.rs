@@ -8,11 +8,15 @@ use crate::{
     options::{Opt, TABLE},
     words::{self, Given},
 };
-use nacre_layers::spec::{
-    ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec, TraceLevel, TraceSpec,
-    XattrPolicy,
+use nacre_layers::{
+    remap::perms::Perms,
+    spec::{
+        ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec, TraceLevel,
+        TraceSpec, XattrPolicy,
+    },
+    throttle::rate::Rate,
 };
-use std::{ffi::OsStr, path::PathBuf, time::Duration};
+use std::{ffi::OsStr, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 /// What serves a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub struct Door {
     pub subtype: Option<String>,
     /// Words that go to the kernel as they are (security contexts).
     pub kernel_words: Vec<String>,
+    /// The kernel may read and write files of the source itself.
+    pub passthrough: bool,
     /// Transport.
     pub transport: Transport,
     /// Nothing below changes: opens cost no request.
@@ -116,6 +122,7 @@ impl Default for Door {
             fsname: None,
             subtype: None,
             kernel_words: Vec::new(),
+            passthrough: true,
             transport: Transport::Auto,
             immutable: false,
             lock_forwarding: false,
@@ -228,7 +235,7 @@ impl Settings {
             Opt::MapGroupRev => self.remap.map_group_rev = Some(file(option, value)?),
             Opt::UidOffset => self.remap.uid_offset = Some(number(option, value)?),
             Opt::GidOffset => self.remap.gid_offset = Some(number(option, value)?),
-            Opt::Perms => self.remap.perms = Some(words::text(name(option), value)?),
+            Opt::Perms => self.remap.perms = Some(checked::<Perms>(option, value)?),
             Opt::RealisticPermissions => self.remap.realistic_permissions = true,
             Opt::For => self.remap.for_types.push(words::text(name(option), value)?),
             Opt::Hide => self.remap.hide.push(words::text(name(option), value)?),
@@ -236,7 +243,7 @@ impl Settings {
             Opt::CreateAsMounter => self.remap.create_as = CreateAs::Mounter,
             Opt::CreateForUser => self.remap.create_for_user = Some(owner(option, value)?),
             Opt::CreateForGroup => self.remap.create_for_group = Some(owner(option, value)?),
-            Opt::CreateWithPerms => self.remap.create_with_perms = Some(words::text(name(option), value)?),
+            Opt::CreateWithPerms => self.remap.create_with_perms = Some(checked::<Perms>(option, value)?),
             Opt::ChownNormal => self.remap.chown = ChangePolicy::Normal,
             Opt::ChownIgnore => self.remap.chown = ChangePolicy::Ignore,
             Opt::ChownDeny => self.remap.chown = ChangePolicy::Deny,
@@ -246,7 +253,7 @@ impl Settings {
             Opt::ChmodNormal => self.remap.chmod = ChangePolicy::Normal,
             Opt::ChmodIgnore => self.remap.chmod = ChangePolicy::Ignore,
             Opt::ChmodDeny => self.remap.chmod = ChangePolicy::Deny,
-            Opt::ChmodFilter => self.remap.chmod_filter = Some(words::text(name(option), value)?),
+            Opt::ChmodFilter => self.remap.chmod_filter = Some(checked::<Perms>(option, value)?),
             Opt::ChmodAllowX => self.remap.chmod_allow_x = true,
             Opt::XattrRw => self.remap.xattr = XattrPolicy::Rw,
             Opt::XattrRo => self.remap.xattr = XattrPolicy::Ro,
@@ -266,14 +273,14 @@ impl Settings {
             }
             Opt::BlockDevicesAsFiles => self.remap.block_devices_as_files = true,
             Opt::CtimeFromMtime => self.remap.ctime_from_mtime = true,
-            Opt::ReadRate => self.throttle.read_rate = Some(words::text(name(option), value)?),
-            Opt::WriteRate => self.throttle.write_rate = Some(words::text(name(option), value)?),
+            Opt::ReadRate => self.throttle.read_rate = Some(checked::<Rate>(option, value)?),
+            Opt::WriteRate => self.throttle.write_rate = Some(checked::<Rate>(option, value)?),
             // Threads are always on: new objects are made with the right owner at once, so bindfs' reason for one thread does not exist.
             Opt::Multithreaded | Opt::SingleThread => {}
             Opt::EnableLockForwarding => self.door.lock_forwarding = true,
             Opt::DisableLockForwarding => self.door.lock_forwarding = false,
             Opt::EnableIoctl => self.host.ioctl = true,
-            Opt::DirectIo => self.door.direct_io = true,
+            Opt::DirectIo | Opt::LibfuseDirectIo => self.door.direct_io = true,
             Opt::NoDirectIo => self.door.direct_io = false,
             Opt::ForwardOdirect => self.host.forward_odirect = Some(alignment(option, value)?),
             Opt::Coherence => {
@@ -288,6 +295,7 @@ impl Settings {
             Opt::Engine => {
                 self.engine = choice(option, value, &[("fuse", Engine::Fuse), ("kernel", Engine::Kernel), ("auto", Engine::Auto)])?;
             }
+            Opt::Passthrough => self.door.passthrough = choice(option, value, &[("auto", true), ("off", false)])?,
             Opt::Transport => {
                 let known = [("auto", Transport::Auto), ("uring", Transport::Uring), ("device", Transport::Device)];
                 self.door.transport = choice(option, value, &known)?;
@@ -401,12 +409,11 @@ impl Settings {
         Ok(())
     }
 
-    /// The layers from the bottom up; those that would change nothing are left out.
+    /// The layers from the bottom up. Rules are there even where none was given yet, so that they can be given later (`nacre reload`);
+    /// other layers that would change nothing are left out.
     pub fn layers(&self, source: PathBuf) -> Vec<LayerSpec> {
-        let mut layers = vec![LayerSpec::Host(HostSpec { source, ..self.host.clone() })];
-        if self.remap != RemapSpec::default() {
-            layers.push(LayerSpec::Remap(Box::new(self.remap.clone())));
-        }
+        let host = HostSpec { source, ..self.host.clone() };
+        let mut layers = vec![LayerSpec::Host(host), LayerSpec::Remap(Box::new(self.remap.clone()))];
         if self.throttle != ThrottleSpec::default() {
             layers.push(LayerSpec::Throttle(self.throttle.clone()));
         }
@@ -435,6 +442,7 @@ pub fn is_layer(option: Opt) -> bool {
             | Opt::NoDirectIo
             | Opt::Immutable
             | Opt::NotifyWatchers
+            | Opt::Passthrough
             | Opt::Transport
     );
     let shown = matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask);
@@ -465,6 +473,13 @@ fn owner(option: Opt, value: &OsStr) -> Result<String, Failure> {
         return Err(wrong(option, value, "a user or group: name it, or give its number"));
     }
     words::text(name(option), value)
+}
+
+/// A text that the layers read again when they are built, refused here already where it makes no sense.
+fn checked<T: FromStr<Err: fmt::Display>>(option: Opt, value: &OsStr) -> Result<String, Failure> {
+    let text = words::text(name(option), value)?;
+    text.parse::<T>().map_err(|error| Failure::usage(format!("{}: {error}", name(option))))?;
+    Ok(text)
 }
 
 fn file(option: Opt, value: &OsStr) -> Result<PathBuf, Failure> {

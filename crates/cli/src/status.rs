@@ -37,7 +37,7 @@ const COLUMNS: &[Column] = &[
     Column { name: "passthrough-opens", align: Align::Right, cell: |report, exact| number(report.passthrough_opens, exact) },
     Column { name: "cache-hits", align: Align::Right, cell: |report, exact| number(report.cache_hits, exact) },
     Column { name: "invalidations", align: Align::Right, cell: |report, exact| number(report.invalidations, exact) },
-    Column { name: "watch-overflows", align: Align::Right, cell: |report, exact| number(report.watch_overflows, exact) },
+    Column { name: "full-invalidations", align: Align::Right, cell: |report, exact| number(report.full_invalidations, exact) },
     Column { name: "pid", align: Align::Right, cell: |report, _| report.pid.to_string() },
     Column { name: "uid", align: Align::Right, cell: |report, _| report.uid.to_string() },
     Column {
@@ -159,7 +159,7 @@ fn detail(report: &Report, exact: bool) -> String {
         ("transport", report.transport.clone()),
         ("passthrough", passthrough),
         ("coherence", report.coherence.clone()),
-        ("invalidations", format!("{} ({} overflows)", count(report.invalidations), count(report.watch_overflows))),
+        ("invalidations", format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations))),
         ("requests", format!("{} ({} errors, {} in flight)", count(report.requests), count(report.errors), count(report.in_flight))),
         ("inodes", count(report.inodes)),
         ("open files", format!("{} ({} opens passed through)", count(report.open_files), count(report.passthrough_opens))),

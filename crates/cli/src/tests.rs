@@ -4,6 +4,7 @@ mod commands;
 mod kernel_engine;
 mod options;
 mod personality;
+mod serve;
 
 use crate::{
     plan::{MountPlan, Plan, StackSource},

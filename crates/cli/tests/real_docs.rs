@@ -37,7 +37,7 @@ fn examples(page: &str) -> Vec<Example> {
             continue;
         }
         let last = found.last_mut().unwrap_or_else(|| panic!("line {}: output before any command", index + 1));
-        match (line.strip_prefix("> "), line.strip_prefix("? ")) {
+        match (line.strip_prefix("> ").or(if line == ">" { Some("") } else { None }), line.strip_prefix("? ")) {
             (Some(more), _) if last.output.is_empty() => last.command.push_str(&format!("\n{more}")),
             (_, Some(code)) if last.output.is_empty() => last.code = code.trim().parse().expect("an exit code"),
             _ => last.output.push(line.to_owned()),

@@ -18,6 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut host = HostOptions { coherence: HostCoherence::Exclusive, ..HostOptions::new(source) };
     let mut options = FuseOptions::new(mountpoint);
+    // fusermount3 lets ordinary users open their mounts to others only where /etc/fuse.conf says so.
+    options.allow_other = rustix::process::geteuid().is_root();
     options.worker_setup = Some(Arc::new(|| {
         if let Err(error) = prepare_worker() {
             eprintln!("a thread keeps its privileges: {error}");

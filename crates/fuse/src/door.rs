@@ -18,7 +18,7 @@ use crate::{
     wire,
 };
 use fusewire::{Handler, Header, Observer, Offer, Op, Reply, Request, Settings, abi};
-use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Layer, Name, Node, Opened, Scope};
+use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
 use parking_lot::{Mutex, RwLock};
 use std::{
     sync::{
@@ -54,12 +54,16 @@ pub(crate) struct Door {
     pub agreement: OnceLock<Agreement>,
     /// The running session; none before it runs and after its end.
     pub session: RwLock<Option<Observer>>,
+    /// Files written to in passthrough and closed, for the invalidation thread.
+    pub written: Arc<Mutex<Vec<u64>>>,
     /// Tells the invalidation thread to give memory back.
     pub trim: Arc<AtomicBool>,
     /// Whether the kernel can drop all names at once.
     pub epoch: AtomicBool,
     /// Whether files are kept open after their last close.
     pub keeps: bool,
+    /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last one has none.
+    pub privileges: AtomicU64,
     times: CacheTimes,
     changes: Mutex<Sender<Invalidation>>,
     forgotten: AtomicU64,
@@ -86,9 +90,11 @@ impl Door {
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
             agreement: OnceLock::new(),
             session: RwLock::new(None),
+            written: Arc::default(),
             trim: Arc::default(),
             epoch: AtomicBool::new(true),
             keeps: negotiate::root_coherence(&*layer) <= Coherence::Watched,
+            privileges: AtomicU64::new(1),
             times,
             changes: Mutex::new(changes),
             forgotten: AtomicU64::new(0),
@@ -136,8 +142,12 @@ impl Door {
         self.layer.coherence(Scope::Names(node))
     }
 
-    /// How long these attributes may be kept.
+    /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes through, which leaves them in its own
+    /// copy; running the file must not meet them there, so they are asked for each time.
     pub fn attr_time(&self, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
+            return Duration::ZERO;
+        }
         self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)))
     }
 

@@ -11,6 +11,7 @@
 
 use crate::inodes::Inodes;
 use nacre_vfs::{FileId, Invalidation};
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
@@ -23,6 +24,8 @@ use std::{
 
 /// How long a reply may take from the daemon's hand into the caller's caches.
 const DIGESTION: Duration = Duration::from_millis(10);
+/// How long files that were written to and closed are collected before their attributes are taken back.
+const COLLECTED: Duration = Duration::from_millis(50);
 /// Changes taken into one batch.
 const BATCH: usize = 4096;
 /// Files waiting for their second notification above which all of them are notified instead.
@@ -73,6 +76,8 @@ pub(crate) struct Shared {
     pub stop: Arc<AtomicBool>,
     /// Set before the thread is woken to give memory back.
     pub trim: Arc<AtomicBool>,
+    /// Node ids of files written to in passthrough and closed; the thread is woken for the first.
+    pub written: Arc<Mutex<Vec<u64>>>,
 }
 
 /// A change that is about no file: it wakes the thread.
@@ -123,8 +128,9 @@ struct Repeat<M> {
 /// The body of the thread: ends when `shared.stop` is set or nobody can send any more.
 pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &Shared) {
     let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
+    let mut collected: Option<Instant> = None;
     loop {
-        let first = match next(changes, &repeats) {
+        let first = match next(changes, &repeats, collected) {
             Ok(change) => Some(change),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -141,23 +147,44 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
             enqueue(&mut repeats, batch, control);
         }
         repeat_due(&mut repeats, control, shared);
+        collected = written(collected, control, shared);
     }
 }
 
-fn next<M>(changes: &Receiver<Invalidation>, repeats: &VecDeque<Repeat<M>>) -> Result<Invalidation, RecvTimeoutError> {
-    match repeats.front() {
+/// Takes back the attributes of files that were written to; answers when to come back.
+fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Shared) -> Option<Instant> {
+    match due {
+        Some(due) if due > Instant::now() => Some(due),
+        Some(_) => {
+            let mut files = std::mem::take(&mut *shared.written.lock());
+            files.sort_unstable();
+            files.dedup();
+            files.iter().for_each(|&nodeid| control.inode(nodeid, false));
+            None
+        }
+        None => (!shared.written.lock().is_empty()).then(|| Instant::now() + COLLECTED),
+    }
+}
+
+fn next<M>(
+    changes: &Receiver<Invalidation>,
+    repeats: &VecDeque<Repeat<M>>,
+    collected: Option<Instant>,
+) -> Result<Invalidation, RecvTimeoutError> {
+    let now = Instant::now();
+    // Requests that are still under way are waited for without haste.
+    let repeat = repeats.front().map(|repeat| repeat.due.unwrap_or(now + DIGESTION));
+    match repeat.into_iter().chain(collected).min() {
         None => changes.recv().map_err(|_| RecvTimeoutError::Disconnected),
-        // Requests that are still under way are waited for without haste.
-        Some(Repeat { due: None, .. }) => changes.recv_timeout(DIGESTION),
-        Some(Repeat { due: Some(due), .. }) => changes.recv_timeout(due.saturating_duration_since(Instant::now())),
+        Some(due) => changes.recv_timeout(due.saturating_duration_since(now)),
     }
 }
 
 fn collect(first: Invalidation, changes: &Receiver<Invalidation>, shared: &Shared) -> Batch {
     let mut batch = Batch::default();
-    let mut received = 0;
+    let mut received = 0_u64;
     for change in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
-        received += 1;
+        received += u64::from(change != wake());
         batch.add(change);
     }
     shared.counts.received.fetch_add(received, Ordering::Relaxed);

@@ -1,13 +1,13 @@
 use super::*;
 use nacre_vfs::{Attr, Kind, Node, Time};
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<String>>>, Arc<AtomicBool>);
 
 impl Recorder {
     fn note(&self, text: String) {
-        self.0.lock().unwrap().push(text);
+        self.0.lock().push(text);
     }
 }
 
@@ -60,7 +60,13 @@ fn attr(ino: u64) -> Attr {
 
 fn shared() -> Shared {
     let root = Node::new(Arc::new(()));
-    Shared { inodes: Arc::new(Inodes::new(root, &attr(1))), counts: Arc::default(), stop: Arc::default(), trim: Arc::default() }
+    Shared {
+        inodes: Arc::new(Inodes::new(root, &attr(1))),
+        counts: Arc::default(),
+        stop: Arc::default(),
+        trim: Arc::default(),
+        written: Arc::default(),
+    }
 }
 
 /// Runs the thread's body until it has nothing more to do.
@@ -80,7 +86,7 @@ fn sent(shared: &Shared, changes: Vec<Invalidation>) -> Vec<String> {
         repeat_due(&mut repeats, &recorder, shared);
         std::thread::yield_now();
     }
-    recorder.0.lock().unwrap().clone()
+    recorder.0.lock().clone()
 }
 
 #[test]
@@ -119,7 +125,7 @@ fn a_file_that_becomes_known_meanwhile_gets_the_second_notification() {
     while !repeats.is_empty() {
         repeat_due(&mut repeats, &recorder, &shared);
     }
-    assert_eq!(*recorder.0.lock().unwrap(), [format!("inode {nodeid} false")]);
+    assert_eq!(*recorder.0.lock(), [format!("inode {nodeid} false")]);
 }
 
 #[test]
@@ -140,4 +146,16 @@ fn the_thread_ends_when_told_and_when_nobody_can_send() {
     let (sender, receiver) = mpsc::channel();
     drop(sender);
     run(&receiver, &Recorder::default(), &shared());
+}
+
+#[test]
+fn files_written_to_are_collected_and_taken_back_once_each() {
+    let shared = shared();
+    let recorder = Recorder::default();
+    shared.written.lock().extend([7, 9, 7]);
+    let due = written(None, &recorder, &shared);
+    assert!(due.is_some() && recorder.0.lock().is_empty());
+    assert_eq!(written(Some(Instant::now()), &recorder, &shared), None);
+    assert_eq!(*recorder.0.lock(), ["inode 7 false", "inode 9 false"]);
+    assert_eq!(written(None, &recorder, &shared), None);
 }

@@ -92,8 +92,13 @@ impl Mount {
         let counts = Arc::new(InvalidationCounts::default());
         let stop = Arc::new(AtomicBool::new(false));
         let caches = KernelCaches { notifier: session.notifier(), session: session.observer(), door: Arc::clone(&door) };
-        let shared =
-            Shared { inodes: Arc::clone(&door.inodes), counts: Arc::clone(&counts), stop: Arc::clone(&stop), trim: Arc::clone(&door.trim) };
+        let shared = Shared {
+            inodes: Arc::clone(&door.inodes),
+            counts: Arc::clone(&counts),
+            stop: Arc::clone(&stop),
+            trim: Arc::clone(&door.trim),
+            written: Arc::clone(&door.written),
+        };
         let mut mount = Mount { session, door, counts, stop, threads: Vec::new() };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
         if mount.door.options.notify_watchers {

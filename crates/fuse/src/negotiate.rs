@@ -122,7 +122,8 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
     when(acls, init::POSIX_ACL | init::DONT_MASK);
-    when(options.default_permissions, init::ALLOW_IDMAP);
+    // In return, the kernel tells who asks only with creations: not enough where answers differ from caller to caller.
+    when(options.default_permissions && root != Coherence::PerCaller, init::ALLOW_IDMAP);
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
     // Our own thread reaches directories of the mount by handle.
@@ -131,7 +132,8 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
         flags: flags & offer.flags,
         max_io: MAX_IO,
         max_readahead: MAX_IO,
-        max_stack_depth: u32::from(passthrough),
+        // The depth of what is below has to be smaller (FILESYSTEM_MAX_STACK_DEPTH is 2).
+        max_stack_depth: if passthrough { 1 + u32::from(options.stacked) } else { 0 },
         ..Settings::default()
     };
     (settings, agreement)

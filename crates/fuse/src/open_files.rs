@@ -9,7 +9,7 @@ use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::sync::{
     Arc,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 /// An open file as the kernel holds it.
@@ -22,6 +22,10 @@ pub(crate) struct OpenHandle {
     pub flags: OpenFlags,
     /// Who opened it.
     pub uid: u32,
+    /// The door's count of privileges given when they were last taken from this file: 0 means never.
+    pub stripped: AtomicU64,
+    /// Where the kernel writes itself: what the file's size and times were at open ([`crate::passthrough::signature`]).
+    pub before: Option<u64>,
 }
 
 /// What an inode knows of its open files.

@@ -81,6 +81,9 @@ pub struct FuseOptions {
     pub transport: TransportChoice,
     /// Whether the kernel may do I/O itself.
     pub passthrough: PassthroughChoice,
+    /// The storage below is itself stacked (overlayfs, or a FUSE mount with passthrough): passthrough then has to claim the deepest
+    /// stack that the kernel allows, and nothing stackable can lie over this mount.
+    pub stacked: bool,
     /// Nobody will ever change what is shown: opens cost nothing, everything is cached for good. Implies `read_only`.
     pub immutable: bool,
     /// Locks are taken on the files below, so that they hold against processes outside of the mount.
@@ -124,6 +127,7 @@ impl FuseOptions {
             extra: Vec::new(),
             transport: TransportChoice::Auto,
             passthrough: PassthroughChoice::Auto,
+            stacked: false,
             immutable: false,
             lock_forwarding: false,
             direct_io: false,

@@ -324,6 +324,16 @@ impl Passthrough {
     }
 }
 
+/// A digest of what changes with content, and whether the file has set-id bits; of the file that the kernel would write to. `None` where it
+/// cannot be asked.
+pub(crate) fn signature(file: BorrowedFd<'_>) -> Option<(u64, bool)> {
+    use std::hash::{Hash, Hasher};
+    let stat = rustix::fs::fstat(file).ok()?;
+    let mut hasher = std::hash::DefaultHasher::new();
+    (stat.st_size, stat.st_blocks, stat.st_mtime, stat.st_mtime_nsec, stat.st_ctime, stat.st_ctime_nsec).hash(&mut hasher);
+    Some((hasher.finish(), stat.st_mode & 0o6000 != 0))
+}
+
 fn probe(backing: &dyn BackingFiles) -> std::io::Result<()> {
     use std::os::fd::AsFd;
     let file = std::fs::File::open("/proc/self/exe")?;

@@ -36,6 +36,16 @@ fn what_was_asked_once_is_answered_by_the_kernel() {
 }
 
 #[test]
+fn set_id_bits_are_asked_for_each_time() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::exclusive(transport, some_files);
+        let file = mirror.path("d/f1");
+        fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+        assert_eq!(mirror.cost(|| assert!(file.exists())).values().sum::<u64>(), 1);
+    });
+}
+
+#[test]
 fn listing_again_costs_nothing() {
     on_each_transport(|transport| {
         let mirror = Mirror::exclusive(transport, some_files);

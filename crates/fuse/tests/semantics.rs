@@ -97,6 +97,17 @@ fn two_names_of_a_file_are_one_file_at_once() {
         fs::remove_file(mirror.path("one")).unwrap();
         assert_eq!(fs::metadata(mirror.path("two")).unwrap().nlink(), 1);
         assert_eq!(fs::read(mirror.path("two")).unwrap(), b"longer");
+        // Whichever name goes, the other still leads there.
+        for gone in ["three", "two"] {
+            fs::hard_link(mirror.path("two"), mirror.path("three")).unwrap();
+            fs::remove_file(mirror.path(gone)).unwrap();
+            let left = mirror.path(if gone == "two" { "three" } else { "two" });
+            fs::set_permissions(&left, fs::Permissions::from_mode(0o640)).unwrap();
+            assert_eq!(fs::metadata(&left).unwrap().mode() & 0o777, 0o640);
+            OpenOptions::new().append(true).open(&left).unwrap().write_all(b"!").unwrap();
+            assert_eq!(fs::metadata(&left).unwrap().nlink(), 1);
+        }
+        assert_eq!(fs::read(mirror.below("three")).unwrap(), b"longer!!");
     });
 }
 
@@ -298,6 +309,24 @@ fn as_user(command: &str) -> bool {
     Command::new("sh").arg("-c").arg(command).uid(12_345).gid(12_345).status().unwrap().success()
 }
 
+/// An ordinary user writes to an open file, root gives it set-id bits, the user writes again.
+fn written_twice(path: &Path) {
+    let beside = |suffix: &str| path.with_extension(suffix);
+    let script =
+        format!("exec 3>>'{0}'; echo 1 >&3; touch '{0}.1'; while ! [ -e '{0}.2' ]; do sleep 0.01; done; echo 2 >&3", path.display());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("the first write is done", || beside("1").exists());
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o7777, 0o777);
+            fs::set_permissions(path, fs::Permissions::from_mode(0o6777)).unwrap();
+            fs::write(beside("2"), "").unwrap();
+        });
+        assert!(as_user(&script));
+    });
+    fs::remove_file(beside("1")).unwrap();
+    fs::remove_file(beside("2")).unwrap();
+}
+
 #[test]
 fn set_id_bits_end_with_a_write_or_truncation_by_an_ordinary_user() {
     in_each_mode(|transport, passthrough| {
@@ -319,6 +348,14 @@ fn set_id_bits_end_with_a_write_or_truncation_by_an_ordinary_user() {
             assert!(as_user(&format!("{command} '{}'", path.display())), "{command}");
             assert_eq!(mode(name), 0o777, "after {command}");
             assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "as seen after {command}");
+        }
+        // Also where they come back between two writes of one open file.
+        for first in [0o6777, 0o777] {
+            let path = prepare("again");
+            fs::set_permissions(&path, fs::Permissions::from_mode(first)).unwrap();
+            written_twice(&path);
+            assert_eq!(mode("again"), 0o777);
+            assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
         }
         // Root may keep them or not, but what is seen is what is there.
         let path = prepare("r");
@@ -486,5 +523,27 @@ fn unmounting_is_refused_while_in_use_unless_lazy() {
         mirror.mount.wait();
         assert!(mirror.mount.ended());
         assert!(!mirror.path("f").exists());
+    });
+}
+
+#[test]
+fn stores_to_a_mapping_change_the_times_when_the_file_is_closed() {
+    in_each_mode(|transport, passthrough| {
+        let mirror = exclusive(transport, passthrough);
+        fs::write(mirror.path("f"), vec![0; 8192]).unwrap();
+        let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        File::options().write(true).open(mirror.path("f")).unwrap().set_modified(old).unwrap();
+        assert_eq!(fs::metadata(mirror.path("f")).unwrap().modified().unwrap(), old);
+        let script = "import mmap,os,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\nos.fstat(f.fileno())\nm[0:3]=b'new'\nm.flush()\nm.close()\nf.close()";
+        match Command::new("python3").arg("-c").arg(script).arg(mirror.path("f")).status() {
+            Ok(status) => assert!(status.success()),
+            Err(error) => return println!("skipped: python3: {error}"),
+        }
+        assert_eq!(&fs::read(mirror.below("f")).unwrap()[..4], b"new\0");
+        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        assert_ne!(modified(&mirror.below("f")), old);
+        eventually("the new time is seen", || modified(&mirror.path("f")) == modified(&mirror.below("f")));
+        // Not before, as reading makes the kernel ask, too.
+        assert_eq!(&fs::read(mirror.path("f")).unwrap()[..4], b"new\0");
     });
 }

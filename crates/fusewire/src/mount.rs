@@ -36,7 +36,7 @@ pub struct MountOptions {
     /// What is shown as the file system's type, after `fuse.`; empty for plain `fuse`.
     pub subtype: String,
     /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so on). For an unprivileged user
-    /// `fusermount3` adds nosuid and nodev in any case.
+    /// `fusermount3` adds nosuid and nodev in any case; it ignores nodiratime, strictatime and the like, and refuses other flags that it does not know.
     pub flags: u64,
     /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` says `user_allow_other`).
     pub allow_other: bool,

@@ -211,3 +211,51 @@ impl Directory<'_, '_> {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_answer_counts() {
+        let mut body = [0xff_u8; 256];
+        let mut reply = Reply::new(&mut body);
+        reply.bytes(b"something long enough").unwrap();
+        reply.written(7).unwrap();
+        assert_eq!(reply.built(), WriteOut { size: 7, padding: 0 }.bytes());
+        reply.created(&EntryOut { nodeid: 9, ..EntryOut::default() }, &OpenOut { fh: 3, ..OpenOut::default() }).unwrap();
+        assert_eq!(reply.built().len(), 144);
+        assert_eq!(OpenOut::read(&reply.built()[128..]).unwrap().fh, 3);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut body = [0_u8; 100];
+        let mut reply = Reply::new(&mut body);
+        assert_eq!(reply.bytes(&[1; 101]), Err(Errno::ERANGE));
+        assert_eq!(reply.attr(&AttrOut::default()), Err(Errno::ERANGE));
+        assert_eq!(reply.buffer(usize::MAX).len(), 100);
+        assert_eq!(reply.filled(101), Err(Errno::EIO));
+        assert_eq!(reply.copied(1 << 32, false), Err(Errno::EINVAL));
+        assert_eq!(reply.copied(1 << 32, true), Ok(()));
+    }
+
+    #[test]
+    fn entries_are_padded_and_stop_at_the_size() {
+        let mut body = [0xff_u8; 4096];
+        let mut reply = Reply::new(&mut body);
+        let mut list = reply.directory(24 + 8 + 128 + 24 + 16);
+        assert!(list.add(5, 1, 8, b"abc"));
+        assert_eq!(list.used(), 32);
+        assert!(!list.fits(17, true) && list.fits(16, true));
+        assert!(!list.add_plus(&EntryOut::default(), 6, 2, 8, b"seventeen letters"));
+        assert_eq!(list.used(), 32);
+        assert!(list.add_plus(&EntryOut::default(), 6, 2, 8, b"sixteen letters!"));
+        assert!(!list.add(7, 3, 8, b"x"));
+        let built = reply.built();
+        assert_eq!(Dirent::read(built), Some(Dirent { ino: 5, off: 1, namelen: 3, r#type: 8 }));
+        assert_eq!(built[24..32], *b"abc\0\0\0\0\0");
+        assert_eq!(Dirent::read(&built[32 + 128..]).unwrap().ino, 6);
+        assert_eq!(built.len(), 200);
+    }
+}

@@ -267,9 +267,8 @@ fn dropping_a_session_in_use_ends_it() {
 fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
     for transport in transports() {
         let dir = tempfile::tempdir().unwrap();
-        let program = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples/hello");
         let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
-        let mut child = Command::new(program).arg(dir.path()).arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut child = Command::new(example()).arg(dir.path()).arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
         while !dir.path().join("hello.txt").exists() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -470,7 +469,9 @@ fn what_fusermount_says_is_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let error = mount(dir.path(), &options).unwrap_err().to_string();
     assert!(error.contains("no-such-option") || error.contains("Invalid argument"), "{error}");
-    let options = MountOptions { fusermount: Some("/nonexistent/fusermount3".into()), ..options };
+    let options = MountOptions { flags: 256, ..options };
+    assert_eq!(mount(dir.path(), &options).unwrap_err().kind(), std::io::ErrorKind::Unsupported);
+    let options = MountOptions { flags: 0, fusermount: Some("/nonexistent/fusermount3".into()), ..options };
     let error = mount(dir.path(), &options).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/fusermount3"), "{error}");
 }
@@ -495,4 +496,62 @@ fn many_threads_at_once() {
         let counters = mount.session.counters();
         assert_eq!((counters.requests(opcode::CREATE), counters.requests(opcode::UNLINK)), (2400, 2400));
     }
+}
+
+/// The example, as nobody, over `fusermount3`.
+#[test]
+fn an_ordinary_user_can_mount() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65_534;
+    for transport in transports() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let (program, place) = (dir.path().join("hello"), dir.path().join("mnt"));
+        std::fs::copy(example(), &program).unwrap();
+        std::fs::create_dir(&place).unwrap();
+        chown(&place, Some(NOBODY), Some(NOBODY)).unwrap();
+        let as_nobody = |program: &std::path::Path| {
+            let mut command = Command::new(program);
+            command.uid(NOBODY).gid(NOBODY).current_dir(dir.path());
+            command
+        };
+        let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
+        let mut child = as_nobody(&program).arg("mnt").arg(word).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let text = loop {
+            // Root may not look into the mount of somebody else.
+            let output = as_nobody("cat".as_ref()).arg("mnt/hello.txt").output().unwrap();
+            if output.status.success() || child.try_wait().unwrap().is_some() {
+                break output.stdout;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(text, b"Hello, world!\n");
+        assert!(as_nobody("fusermount3".as_ref()).args(["-u", "mnt"]).status().unwrap().success());
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn without_descriptors_for_rings_the_device_serves() {
+    if !transports().contains(&TransportChoice::Uring) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = "ulimit -n 8 && exec \"$0\" \"$1\" auto";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(example()).arg(dir.path()).stdout(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    while !dir.path().join("hello.txt").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    unmount_path(dir.path(), false).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("serving over Device: cannot make an io_uring ring"), "{said}");
+}
+
+/// The program of `examples/hello.rs`, which cargo builds with the tests.
+fn example() -> std::path::PathBuf {
+    std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples/hello")
 }

@@ -4,7 +4,31 @@ use crate::{
     accounts::{Accounts, Processes},
     clock::Clock,
 };
+use nacre_vfs::Result;
 use std::{fmt, sync::Arc};
+
+/// Runs a call that may take long (a throttled read, a question to a directory service) such that other requests go on meanwhile: a door
+/// that has few threads makes sure of another one. Calls once and answers Ok, or does not call and answers why (EINTR: the user gave up).
+pub type Waiting = Arc<dyn Fn(&mut dyn FnMut()) -> Result<()> + Send + Sync>;
+
+/// Simply calls: for doors with a thread per request, and for tests.
+pub fn simply_waiting() -> Waiting {
+    Arc::new(|call| {
+        call();
+        Ok(())
+    })
+}
+
+/// Runs `call` by `waiting` and answers its result.
+///
+/// # Errors
+/// Why it was not called.
+pub(crate) fn wait_for<T>(waiting: &Waiting, call: impl FnOnce() -> T) -> Result<T> {
+    let (mut call, mut result) = (Some(call), None);
+    waiting(&mut || result = call.take().map(|call| call()))?;
+    // A `Waiting` that answers Ok without calling breaks its promise.
+    result.ok_or(nacre_vfs::Errno::EIO)
+}
 
 /// Who made the mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,6 +67,8 @@ pub struct Context {
     pub devices: Arc<dyn Devices>,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    /// How to wait.
+    pub waiting: Waiting,
 }
 
 impl fmt::Debug for Context {

@@ -2,12 +2,12 @@
 //!
 //! Built by the stack builder; callers reach it through [`Layer`] only. How it works:
 //! * a file is known by identity (device, inode number, birth time) and by the directory and name it was last seen under; nothing else is
-//!   kept for it, in particular no descriptor ([`node`]);
-//! * an operation takes the parent's descriptor ([`directories`]) and makes one call relative to it, never following a link;
-//! * what changes or opens a file opens it first, compares identities, and then acts through the descriptor ([`locate`]), so that
+//!   kept for it, in particular no descriptor (`host/node.rs`);
+//! * an operation takes the parent's descriptor (`host/directories.rs`) and makes one call relative to it, never following a link;
+//! * what changes or opens a file opens it first, compares identities, and then acts through the descriptor (`host/locate.rs`), so that
 //!   somebody who swaps names meanwhile gains nothing (the answer is ESTALE, upon which the kernel looks the name up again);
-//! * what is created is created under the caller's ids and umask ([`create`]);
-//! * changes that others make are watched for, where asked ([`watch`]).
+//! * what is created is created under the caller's ids and umask (`host/create.rs`);
+//! * changes that others make are watched for, where asked (`host/watch.rs`).
 
 mod change;
 mod create;
@@ -86,8 +86,8 @@ impl From<&HostSpec> for HostOptions {
     }
 }
 
-/// Prepares the calling thread to work for many users: called once in each worker thread of a daemon, before its first request. Threads that
-/// did not are served correctly, but pay for switching ids at each creation. See [`nacre_sys::credentials`].
+/// Prepares the calling thread to work for many users: called once in each worker thread of a daemon, before its first request. Threads
+/// that did not are served correctly, but pay for switching ids at each creation. See [`nacre_sys::credentials`].
 ///
 /// # Errors
 /// EPERM where a security policy forbids it.
@@ -216,7 +216,7 @@ impl Layer for Host {
         }
         if let (Some(known), Some(fresh)) = (known.get::<HostNode>(), fresh.get::<HostNode>()) {
             let _one_at_a_time = (known.kind() == Kind::Directory).then(|| self.shared.adopting.lock());
-            known.adopt(fresh, known.kind() != Kind::Directory);
+            known.adopt(fresh);
         }
     }
 

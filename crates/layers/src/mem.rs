@@ -233,7 +233,8 @@ impl Layer for Mem {
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
         let weak = Arc::downgrade(&self.inode(parent)?);
-        self.make(caller, parent, name, New { kind: Kind::Directory, mode, device: (0, 0), what: What::Directory(Directory::new(weak)) }).map(Mem::entry)
+        self.make(caller, parent, name, New { kind: Kind::Directory, mode, device: (0, 0), what: What::Directory(Directory::new(weak)) })
+            .map(Mem::entry)
     }
 
     fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
@@ -248,7 +249,8 @@ impl Layer for Mem {
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        self.make(caller, parent, name, New { kind: Kind::Symlink, mode: 0o777, device: (0, 0), what: What::Symlink(target.to_vec()) }).map(Mem::entry)
+        self.make(caller, parent, name, New { kind: Kind::Symlink, mode: 0o777, device: (0, 0), what: What::Symlink(target.to_vec()) })
+            .map(Mem::entry)
     }
 
     fn link(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {

@@ -142,6 +142,7 @@ impl Filter for Remap {
             creation.mode = perms.apply(creation.mode & !caller.umask, creation.kind == Kind::Directory);
             caller.umask = 0;
         }
+        creation.group = rules.kinds.get(creation.kind).create_for_group;
         rules.owner_of_new(caller, creation.kind)
     }
 

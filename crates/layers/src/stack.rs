@@ -122,7 +122,7 @@ fn put(
             (Arc::new(Filtered::new(filter, below)), Handle::Fixed)
         }
         LayerSpec::Throttle(throttle) => {
-            let filter = Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock)));
+            let filter = Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock), Arc::clone(&context.waiting)));
             (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Throttle(filter))
         }
         LayerSpec::Trace(trace) => (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed),
@@ -151,7 +151,7 @@ impl Stack {
     ///
     /// # Errors
     /// Settings that are not understood, and changes that need a new mount: another order of layers, other settings of a leaf,
-    /// `block-devices-as-files`, extended attributes switched off or on.
+    /// `block-devices-as-files`, mirror lists or extended attributes switched off or on.
     pub fn reload(&self, spec: &StackSpec, context: &Context) -> Result<Vec<String>, BuildError> {
         spec.check()?;
         let mut present = self.spec.lock();
@@ -195,9 +195,12 @@ fn prepare<'a>(
 
 /// Settings of a remap that the leaf or the kernel has been told when the mount was made.
 fn refuse_fixed(old: &RemapSpec, new: &RemapSpec) -> Result<(), String> {
+    let mirrors = |spec: &RemapSpec| spec.mirror.is_some() || spec.mirror_only.is_some();
     let switched = |policy| policy == XattrPolicy::None;
     let fixed = [
         ("block-devices-as-files", old.block_devices_as_files != new.block_devices_as_files),
+        // Answers that differ from caller to caller are agreed upon with the kernel when the mount is made.
+        ("a mirror list", mirrors(old) != mirrors(new)),
         ("xattr=none", switched(old.xattr) != switched(new.xattr)),
     ];
     match fixed.into_iter().find(|(_, differs)| *differs) {

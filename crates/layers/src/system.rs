@@ -5,7 +5,7 @@
 use crate::{
     accounts::{Accounts, Processes, User},
     clock::SystemClock,
-    context::{Context, Devices, Mounter},
+    context::{Context, Devices, Mounter, simply_waiting},
 };
 use nacre_sys::accounts;
 use std::{io, sync::Arc};
@@ -64,7 +64,7 @@ impl Devices for SystemDevices {
 }
 
 impl Context {
-    /// The surroundings of this process.
+    /// The surroundings of this process. A door with few threads puts its own [`Context::waiting`] in place.
     ///
     /// # Errors
     /// Where its own groups cannot be read.
@@ -76,6 +76,7 @@ impl Context {
             processes: Arc::new(SystemProcesses),
             devices: Arc::new(SystemDevices),
             clock: Arc::new(SystemClock::default()),
+            waiting: simply_waiting(),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The filter `throttle`: limits the rate of reading and of writing, with one bucket per direction for the whole mount.
 //!
 //! Made by the stack builder; rates can be replaced while it serves. Waiting happens in the read or write itself, nowhere else: other
-//! operations go on (a door whose threads are few wraps [`crate::clock::Clock::pause`]). Every byte has to pass here, so open files offer no backing
+//! operations go on (a door whose threads are few sees to it by [`Waiting`]). Every byte has to pass here, so open files offer no backing
 //! descriptor. Reads that the kernel's page cache answers are free.
 
 mod bucket;
@@ -9,7 +9,11 @@ pub mod rate;
 #[cfg(test)]
 mod tests;
 
-use crate::{clock::Clock, delegate::forward};
+use crate::{
+    clock::Clock,
+    context::{Waiting, wait_for},
+    delegate::forward,
+};
 use bucket::Bucket;
 use nacre_vfs::{Description, Filter, OpenFile, OpenFlags, Opened, Result};
 use parking_lot::RwLock;
@@ -35,6 +39,7 @@ struct Shared {
     write: Bucket,
     rates: RwLock<Rates>,
     clock: Arc<dyn Clock>,
+    waiting: Waiting,
 }
 
 impl fmt::Debug for Throttle {
@@ -45,8 +50,10 @@ impl fmt::Debug for Throttle {
 
 impl Throttle {
     /// A filter with these limits.
-    pub fn new(rates: Rates, clock: Arc<dyn Clock>) -> Throttle {
-        Throttle { shared: Arc::new(Shared { read: Bucket::default(), write: Bucket::default(), rates: RwLock::new(rates), clock }) }
+    pub fn new(rates: Rates, clock: Arc<dyn Clock>, waiting: Waiting) -> Throttle {
+        Throttle {
+            shared: Arc::new(Shared { read: Bucket::default(), write: Bucket::default(), rates: RwLock::new(rates), clock, waiting }),
+        }
     }
 
     /// Puts other limits in place, for files that are open as well. A wait that has begun ends as it would have.
@@ -59,7 +66,7 @@ impl Shared {
     fn charge(&self, bucket: &Bucket, rate: Option<Rate>, bytes: u64) -> Result<()> {
         let Some(rate) = rate else { return Ok(()) };
         let wait = bucket.charge(rate, bytes, self.clock.now());
-        if wait.is_zero() { Ok(()) } else { self.clock.pause(wait) }
+        if wait.is_zero() { Ok(()) } else { wait_for(&self.waiting, || self.clock.pause(wait))? }
     }
 
     fn charge_read(&self, bytes: u64) -> Result<()> {

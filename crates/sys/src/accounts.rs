@@ -78,8 +78,8 @@ unsafe fn group(record: &libc::group) -> Group {
     }
 }
 
-/// Runs one reentrant look-up, with a larger buffer as long as the answer is ERANGE. `call` gets the record, the buffer and the place for the
-/// result, and returns the error number (POSIX: these calls return it rather than setting errno).
+/// Runs one reentrant look-up, with a larger buffer as long as the answer is ERANGE. `call` gets the record, the buffer and the place for
+/// the result, and returns the error number (POSIX: these calls return it rather than setting errno).
 fn fetch<R, T>(mut call: impl FnMut(*mut R, &mut [u8], *mut *mut R) -> libc::c_int, convert: impl Fn(&R) -> T) -> io::Result<Option<T>> {
     let mut buffer = vec![0_u8; 4096];
     loop {

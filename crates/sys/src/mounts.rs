@@ -1,7 +1,7 @@
 //! Mounts as descriptors: clone a tree, change its attributes, map its owners, attach it.
 //!
-//! Called by the kernel engine of `mirror`. The order that the kernel demands: [`clone_tree`], [`set_attributes`] while the clone has never been
-//! attached (an id map can be set only then), [`attach`]. A clone that is dropped instead vanishes.
+//! Called by the kernel engine of `mirror`. The order that the kernel demands: [`clone_tree`], [`set_attributes`] while the clone has
+//! never been attached (an id map can be set only then), [`attach`]. A clone that is dropped instead vanishes.
 
 use crate::check;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};

@@ -53,6 +53,8 @@ pub struct Creation {
     pub kind: Kind,
     /// Permission bits as asked for, before the umask.
     pub mode: u32,
+    /// The group that it belongs to even where the directory passes on its own (set-group-id); `None` leaves that to the layer below.
+    pub group: Option<u32>,
 }
 
 /// The hooks. Identity unless overridden.

@@ -34,15 +34,26 @@ impl<F: Filter> Filtered<F> {
         if self.filter.visible(name) { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    fn creation(&self, caller: &Caller, name: Option<Name<'_>>, kind: Kind, mode: u32) -> Result<(Caller, u32)> {
+    fn creation(&self, caller: &Caller, name: Option<Name<'_>>, kind: Kind, mode: u32) -> Result<(Caller, Creation)> {
         if let Some(name) = name {
             self.fresh(name)?;
             self.filter.allow(caller, &Op::Create(name, kind))?;
         }
         let mut down = self.filter.caller_down(caller);
-        let mut creation = Creation { kind, mode };
+        let mut creation = Creation { kind, mode, group: None };
         self.filter.new_down(&mut down, &mut creation)?;
-        Ok((down, creation.mode))
+        Ok((down, creation))
+    }
+
+    /// Something new on its way up, in its group.
+    fn created(&self, caller: &Caller, down: &Caller, creation: &Creation, file: Option<&Opened>, mut entry: Entry) -> Result<Entry> {
+        if let Some(group) = creation.group
+            && entry.attr.gid != group
+        {
+            let change = SetAttr { gid: Some(group), ..SetAttr::default() };
+            entry.attr = self.below.setattr(down, &entry.node, file.map(|file| &**file), &change)?;
+        }
+        self.up(caller, entry)
     }
 }
 
@@ -111,38 +122,48 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.filter.allow(caller, &Op::Open(flags))?;
-        let (down, mode) = self.creation(caller, Some(name), Kind::File, mode)?;
+        let (down, creation) = self.creation(caller, Some(name), Kind::File, mode)?;
         let mut flags_down = flags;
         self.filter.open_down(caller, &mut flags_down, None)?;
-        let (entry, file) = self.below.create(&down, parent, name, mode, flags_down)?;
-        Ok((self.up(caller, entry)?, self.filter.file_up(file, flags)))
+        // Only what is really new may change its group: an existing file that is opened instead keeps its own.
+        let surely_new = if creation.group.is_some() { OpenFlags(flags_down.0 | OpenFlags::EXCL) } else { flags_down };
+        match self.below.create(&down, parent, name, creation.mode, surely_new) {
+            Err(Errno::EEXIST) if surely_new != flags_down => {
+                let (entry, file) = self.below.create(&down, parent, name, creation.mode, flags_down)?;
+                Ok((self.up(caller, entry)?, self.filter.file_up(file, flags)))
+            }
+            made => {
+                let (entry, file) = made?;
+                Ok((self.created(caller, &down, &creation, Some(&file), entry)?, self.filter.file_up(file, flags)))
+            }
+        }
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.filter.allow(caller, &Op::Open(flags))?;
-        let (down, mode) = self.creation(caller, None, Kind::File, mode)?;
+        let (down, creation) = self.creation(caller, None, Kind::File, mode)?;
         let mut flags_down = flags;
         self.filter.open_down(caller, &mut flags_down, None)?;
-        let (entry, file) = self.below.tmpfile(&down, parent, mode, flags_down)?;
-        Ok((self.up(caller, entry)?, self.filter.file_up(file, flags)))
+        let (entry, file) = self.below.tmpfile(&down, parent, creation.mode, flags_down)?;
+        Ok((self.created(caller, &down, &creation, Some(&file), entry)?, self.filter.file_up(file, flags)))
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
-        let (down, mode) = self.creation(caller, Some(name), Kind::Directory, mode)?;
-        let entry = self.below.mkdir(&down, parent, name, mode)?;
-        self.up(caller, entry)
+        let (down, creation) = self.creation(caller, Some(name), Kind::Directory, mode)?;
+        let entry = self.below.mkdir(&down, parent, name, creation.mode)?;
+        self.created(caller, &down, &creation, None, entry)
     }
 
     fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
-        let (down, mode) = self.creation(caller, Some(name), kind, mode)?;
-        let entry = self.below.mknod(&down, parent, name, kind, mode, device)?;
-        self.up(caller, entry)
+        let (down, creation) = self.creation(caller, Some(name), kind, mode)?;
+        let entry = self.below.mknod(&down, parent, name, kind, creation.mode, device)?;
+        self.created(caller, &down, &creation, None, entry)
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
-        let (down, _) = self.creation(caller, Some(name), Kind::Symlink, 0o777)?;
+        let (down, creation) = self.creation(caller, Some(name), Kind::Symlink, 0o777)?;
         let entry = self.below.symlink(&down, parent, name, target)?;
-        self.up(caller, entry)
+        self.created(caller, &down, &creation, None, entry)
     }
 
     fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {

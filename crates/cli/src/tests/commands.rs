@@ -32,7 +32,7 @@ fn mirror_and_bindfs_agree_on_every_option() {
         let value = match (row.value, row.name) {
             (None, _) => None,
             (Some(_), "xattr") => Some("ro"),
-            (Some(_), "acl") => Some("off"),
+            (Some(_), "acl" | "passthrough") => Some("off"),
             (Some(_), "engine") => Some("auto"),
             (Some(_), "coherence") => Some("exclusive"),
             (Some(_), "transport") => Some("uring"),

@@ -17,8 +17,8 @@ fn bindfs(arguments: &[&str]) -> Result<Plan, Failure> {
     personality::bindfs("bindfs", os(arguments))
 }
 
-fn helper(arguments: &[&str]) -> Result<Plan, Failure> {
-    personality::helper("mount.fuse.nacre", os(arguments))
+fn mount_program(arguments: &[&str]) -> Result<Plan, Failure> {
+    personality::mount_program("mount.fuse.nacre", os(arguments))
 }
 
 #[test]
@@ -26,8 +26,8 @@ fn the_name_decides() {
     for (argv0, first, expected) in [
         ("/usr/bin/bindfs", Some("/src"), Personality::Bindfs),
         ("bindfs", Some("mirror"), Personality::Bindfs),
-        ("/sbin/mount.fuse.nacre", Some("/src"), Personality::Helper),
-        ("mount.nacre", None, Personality::Helper),
+        ("/sbin/mount.fuse.nacre", Some("/src"), Personality::MountProgram),
+        ("mount.nacre", None, Personality::MountProgram),
         ("nacre", Some("mirror"), Personality::Nacre),
         ("nacre", None, Personality::Nacre),
         ("nacre", Some("/src"), Personality::Bindfs),
@@ -94,34 +94,34 @@ fn paths_are_bytes() {
 }
 
 #[test]
-fn a_plain_mirror_is_the_directory_alone() {
-    assert_eq!(line(&mount(bindfs(&["/a", "/b"]).unwrap())), "host:/a");
-    assert_eq!(line(&mount(bindfs(&["/a", "/b", "--read-rate=1M"]).unwrap())), "host:/a | throttle:read-rate=1M");
-    assert_eq!(line(&mount(bindfs(&["/a", "/b", "-d"]).unwrap())), "host:/a | trace:level=all");
+fn a_plain_mirror_is_the_directory_under_rules_yet_to_come() {
+    assert_eq!(line(&mount(bindfs(&["/a", "/b"]).unwrap())), "host:/a | remap");
+    assert_eq!(line(&mount(bindfs(&["/a", "/b", "--read-rate=1M"]).unwrap())), "host:/a | remap | throttle:read-rate=1M");
+    assert_eq!(line(&mount(bindfs(&["/a", "/b", "-d"]).unwrap())), "host:/a | remap | trace:level=all");
 }
 
 #[test]
 fn mount_calls_its_helper() {
-    let plan = mount(helper(&["/src", "/mnt", "-o", "rw,force-user=5,x-systemd.requires=a,noatime"]).unwrap());
+    let plan = mount(mount_program(&["/src", "/mnt", "-o", "rw,force-user=5,x-systemd.requires=a,noatime"]).unwrap());
     assert_eq!(line(&plan), "host:/src | remap:force-user=5");
     assert_eq!(plan.door.atime, Some(Atime::No));
     // Set-user-id programs and devices only when they are asked for.
     assert!(!plan.door.suid && !plan.door.dev);
-    let plan = mount(helper(&["/src", "/mnt", "-n", "-v", "-t", "fuse.nacre", "-o", "dev,suid,ro"]).unwrap());
+    let plan = mount(mount_program(&["/src", "/mnt", "-n", "-v", "-t", "fuse.nacre", "-o", "dev,suid,ro"]).unwrap());
     assert!(plan.door.suid && plan.door.dev && plan.door.read_only);
-    assert!(helper(&["/src", "/mnt", "-o", "bogus"]).is_err());
-    assert!(mount(helper(&["/src", "/mnt", "-sn", "-o", "bogus,ro"]).unwrap()).door.read_only);
-    assert!(mount(helper(&["/src", "/mnt", "-r"]).unwrap()).door.read_only);
-    assert_eq!(helper(&["/src", "/mnt", "-f", "-o", "ro"]), Ok(Plan::Nothing));
-    assert!(helper(&["/src", "/mnt", "-x"]).is_err());
-    assert!(helper(&["/src", "/mnt", "-o"]).is_err());
+    assert!(mount_program(&["/src", "/mnt", "-o", "bogus"]).is_err());
+    assert!(mount(mount_program(&["/src", "/mnt", "-sn", "-o", "bogus,ro"]).unwrap()).door.read_only);
+    assert!(mount(mount_program(&["/src", "/mnt", "-r"]).unwrap()).door.read_only);
+    assert_eq!(mount_program(&["/src", "/mnt", "-f", "-o", "ro"]), Ok(Plan::Nothing));
+    assert!(mount_program(&["/src", "/mnt", "-x"]).is_err());
+    assert!(mount_program(&["/src", "/mnt", "-o"]).is_err());
 }
 
 #[test]
 fn column_one_of_fstab_may_be_a_stack() {
-    let plan = mount(helper(&["/etc/nacre/data.toml", "/mnt", "-o", "ro"]).unwrap());
+    let plan = mount(mount_program(&["/etc/nacre/data.toml", "/mnt", "-o", "ro"]).unwrap());
     assert_eq!(line(&plan), "file /etc/nacre/data.toml");
-    assert!(helper(&["/etc/nacre/data.toml", "/mnt", "-o", "force-user=5"]).is_err());
+    assert!(mount_program(&["/etc/nacre/data.toml", "/mnt", "-o", "force-user=5"]).is_err());
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_remount_never_mounts_again() {
         &["/src", "/mnt", "-o", "remount,ro,force-user=5"][..],
         &["/src", "/mnt", "-o", "rw,remount,ro,relatime,user_id=0,group_id=0,default_permissions,allow_other"],
     ] {
-        match helper(arguments).unwrap() {
+        match mount_program(arguments).unwrap() {
             Plan::Remount(remount) => {
                 assert_eq!(remount.mountpoint, Path::new("/mnt"));
                 assert_eq!(remount.flags.iter().filter(|flag| **flag == "ro").count(), 1);

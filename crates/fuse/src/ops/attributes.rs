@@ -7,6 +7,7 @@ use crate::{
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Errno, Node, Opened};
+use std::sync::atomic::Ordering;
 
 impl Door {
     pub(crate) fn getattr(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
@@ -24,6 +25,9 @@ impl Door {
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
         let change = wire::change(request);
         let attr = self.layer.setattr(&caller(header), &node, file.as_deref(), &change)?;
+        if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
+            self.privileges.fetch_add(1, Ordering::AcqRel);
+        }
         Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(&node, &attr)))?)
     }
 

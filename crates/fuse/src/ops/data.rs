@@ -7,7 +7,7 @@ use crate::{
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{AllocateMode, Errno, OpenFlags, Opened, Whence};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 impl Door {
     pub(crate) fn read(&self, header: &Header, fh: u64, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -19,7 +19,12 @@ impl Door {
     pub(crate) fn write(&self, header: &Header, fh: u64, offset: u64, data: &[u8], flags: u32, reply: &mut Reply<'_>) -> Outcome {
         let handle = self.handle_of(fh)?;
         if flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
-            self.kill_privileges(&caller(header), &self.node(header.nodeid)?, &handle.file)?;
+            // The kernel says so with every write of an ordinary user; one that follows another has nothing to strip.
+            let given = self.privileges.load(Ordering::Acquire);
+            if handle.stripped.load(Ordering::Acquire) != given {
+                self.kill_privileges(&caller(header), &self.node(header.nodeid)?, &handle.file)?;
+                handle.stripped.store(given, Ordering::Release);
+            }
         }
         let written = handle.file.write(data, offset)?;
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)

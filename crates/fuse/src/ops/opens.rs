@@ -3,8 +3,9 @@
 use crate::{
     door::{Door, caller, name},
     failure::Outcome,
+    invalidate,
     open_files::OpenHandle,
-    passthrough::IoMode,
+    passthrough::{self, IoMode},
     wire,
 };
 use fusewire::{
@@ -12,7 +13,7 @@ use fusewire::{
     abi::{self, fopen},
 };
 use nacre_vfs::{Caller, Coherence, Entry, Errno, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicU64};
 
 /// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME and O_SYNC. All others are the
 /// kernel's business with its own open file (O_NOFOLLOW, O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows
@@ -53,7 +54,8 @@ impl Door {
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.create(&caller, &parent, name, mode & 0o7777, flags)?;
-        if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
+        // A new file has none; one that came into being meanwhile may.
+        if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 && entry.attr.mode & 0o6000 != 0 {
             self.kill_privileges(&caller, &entry.node, &file)?;
         }
         let names = self.new_name_time(&parent);
@@ -77,8 +79,26 @@ impl Door {
             // The file below is closed next, which drops the lock in any case.
             tracing::debug!(%error, "a lock could not be dropped at close");
         }
+        if let (Some(before), Some(descriptor)) = (handle.before, handle.file.backing())
+            && passthrough::signature(descriptor).is_none_or(|(now, _)| now != before)
+        {
+            self.written(handle.nodeid);
+        }
         self.closed(fh, &handle);
         Ok(())
+    }
+
+    /// A file was written to while it was open in passthrough. The kernel notes that for write(2), not for stores to a mapping: its
+    /// attributes are taken back soon.
+    fn written(&self, nodeid: u64) {
+        let first = {
+            let mut written = self.written.lock();
+            written.push(nodeid);
+            written.len() == 1
+        };
+        if first {
+            self.change(invalidate::wake());
+        }
     }
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
@@ -150,10 +170,15 @@ impl Door {
 
     /// Enters an open file into the tables and decides how it is served.
     fn grant(&self, caller: &Caller, nodeid: u64, node: &Node, flags: OpenFlags, file: Opened) -> Outcome<abi::OpenOut> {
-        let set_id = flags.writes() && has_set_id_bits(&file);
+        let descriptor = file.backing();
+        let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
+        // A file that cannot be asked is treated as one that has set-id bits.
+        let set_id = signature.is_some_and(|signature| signature.is_none_or(|(_, set_id)| set_id));
         // The kernel writes with the daemon's credentials, which would leave set-id bits in place; so such a file is written by us.
-        let pass = if set_id { None } else { file.backing() };
-        let fh = self.files.insert(OpenHandle { file: Arc::clone(&file), nodeid, flags, uid: caller.uid });
+        let pass = descriptor.filter(|_| !set_id);
+        let before = signature.flatten().map(|(digest, _)| digest);
+        let fh =
+            self.files.insert(OpenHandle { file: Arc::clone(&file), nodeid, flags, uid: caller.uid, stripped: AtomicU64::new(0), before });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
@@ -201,10 +226,4 @@ impl Door {
 
 fn layer_flags(flags: u32) -> OpenFlags {
     OpenFlags(flags & LAYER_FLAGS)
-}
-
-fn has_set_id_bits(file: &Opened) -> bool {
-    let Some(descriptor) = file.backing() else { return false };
-    // A file that cannot be asked is treated as one that has them.
-    rustix::fs::fstat(descriptor).map_or(true, |stat| stat.st_mode & 0o6000 != 0)
 }

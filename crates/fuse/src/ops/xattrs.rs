@@ -8,6 +8,7 @@ use crate::{
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Errno, XattrFlags};
+use std::sync::atomic::Ordering;
 
 /// `XATTR_CREATE`.
 const CREATE: u32 = 1;
@@ -44,7 +45,11 @@ impl Door {
             replace: flags & REPLACE != 0,
             kill_sgid: long_flags & abi::flag::SETXATTR_ACL_KILL_SGID != 0,
         };
-        Ok(self.layer.setxattr(&caller(header), &self.node(header.nodeid)?, name, value, flags)?)
+        self.layer.setxattr(&caller(header), &self.node(header.nodeid)?, name, value, flags)?;
+        if name == b"security.capability" {
+            self.privileges.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     pub(crate) fn removexattr(&self, header: &Header, name: &[u8]) -> Outcome {

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, Recv
 use super::{MountOptions, os_string, words};
 
 /// Names of mount flags in an option string.
-const FLAG_WORDS: [(u64, &str); 9] = [
+const FLAG_WORDS: [(u64, &str); 7] = [
     (libc::MS_RDONLY, "ro"),
     (libc::MS_NOSUID, "nosuid"),
     (libc::MS_NODEV, "nodev"),
@@ -24,12 +24,19 @@ const FLAG_WORDS: [(u64, &str); 9] = [
     (libc::MS_SYNCHRONOUS, "sync"),
     (libc::MS_DIRSYNC, "dirsync"),
     (libc::MS_NOATIME, "noatime"),
-    (libc::MS_NODIRATIME, "nodiratime"),
-    (libc::MS_STRICTATIME, "strictatime"),
 ];
+
+/// Flags that `fusermount3` has no word for and that change no answer of a file system: how eagerly access times are kept, which FUSE leaves
+/// to the daemon.
+const WITHOUT_WORD: u64 = libc::MS_NODIRATIME | libc::MS_RELATIME | libc::MS_STRICTATIME | libc::MS_LAZYTIME | libc::MS_SILENT;
 
 /// Mounts and returns the open device.
 pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
+    let known = FLAG_WORDS.iter().fold(WITHOUT_WORD, |known, (flag, _)| known | flag);
+    if options.flags & !known != 0 {
+        let text = format!("cannot mount {}: fusermount3 knows no word for mount flags {:#x}", path.display(), options.flags & !known);
+        return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let mut command = program(options.fusermount.as_deref());
     command.arg("-o").arg(option_string(options)).arg("--").arg(path);

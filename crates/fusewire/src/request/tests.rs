@@ -115,7 +115,7 @@ impl Random {
     fn bytes(&mut self, most: u64) -> Vec<u8> {
         let len = self.next() % (most + 1);
         // Small numbers and NULs are what lengths and names are made of.
-        (0..len).map(|_| if self.next() % 2 == 0 { (self.next() % 20) as u8 } else { self.next() as u8 }).collect()
+        (0..len).map(|_| if self.next().is_multiple_of(2) { (self.next() % 20) as u8 } else { self.next() as u8 }).collect()
     }
 }
 
@@ -124,9 +124,9 @@ fn random_bytes_never_panic() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let (mut good, mut bad) = (0_u32, 0_u32);
     for _ in 0..300_000 {
-        let header = header((random.next() % 60) as u32, if random.next() % 3 == 0 { (random.next() % 8) as u16 } else { 0 });
+        let header = header((random.next() % 60) as u32, if random.next().is_multiple_of(3) { (random.next() % 8) as u16 } else { 0 });
         let (fixed, rest) = (random.bytes(128), random.bytes(96));
-        match parse(&header, &fixed, &rest, Form { setxattr_ext: random.next() % 2 == 0 }) {
+        match parse(&header, &fixed, &rest, Form { setxattr_ext: random.next().is_multiple_of(2) }) {
             Ok(request) => {
                 good += 1;
                 assert!(request.groups.iter().count() <= 24);

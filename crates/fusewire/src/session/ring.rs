@@ -207,24 +207,18 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
     shared.enter(&thread.worker, first);
     let registered = thread.register_all();
     places.iter().for_each(|place| shared.queue(*place).end_growing());
-    let (early, result) = match registered {
-        Ok(early) => (early, Ok(())),
-        Err(error) => (Vec::new(), Err(error)),
+    let (early, error) = match registered {
+        Ok(early) => (Some(early), None),
+        Err(error) => (None, Some(error)),
     };
-    let failed = match (result, report) {
-        (result, Some(report)) => {
-            let failed = result.is_err();
-            let _ = report.sender.send(result);
-            failed
+    match (report, error) {
+        (Some(report), error) => {
+            let _ = report.sender.send(error.map_or(Ok(()), Err));
         }
-        (Err(_), None) if shared.is_ending() => true,
-        (Err(error), None) => {
-            tracing::warn!(%error, "cannot register another ring entry; requests may wait for each other");
-            true
-        }
-        (Ok(()), None) => false,
-    };
-    if !failed {
+        (None, Some(error)) => tracing::warn!(%error, "cannot register another ring entry; requests may wait for each other"),
+        (None, None) => {}
+    }
+    if let Some(early) = early {
         if let Err(error) = thread.serve(early) {
             tracing::error!(%error, "a ring of the fuse connection ends");
         }
@@ -283,7 +277,7 @@ impl Thread {
         Ok(Thread { shared: Arc::clone(shared), worker, ring, device: shared.connection.device()?, entries })
     }
 
-    /// Hands all entries to the kernel. Returns completions that came in at once, which are requests already.
+    /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the end of the connection.
     fn register_all(&mut self) -> io::Result<Vec<Completion>> {
         for index in 0..self.entries.len() {
             self.register(index)?;
@@ -291,7 +285,7 @@ impl Thread {
         self.ring.enter(false)?;
         let mut early = Vec::new();
         while let Some(completion) = self.ring.next() {
-            if completion.result < 0 {
+            if completion.result < 0 && !is_end(completion.result) {
                 let error = io::Error::from_raw_os_error(-completion.result);
                 return Err(sys::with_context("the kernel refuses a ring entry".to_owned(), error));
             }
@@ -339,7 +333,7 @@ impl Thread {
 
     /// The kernel did not take an entry back, or ended it; false at the end of the connection.
     fn refused(&mut self, index: usize, result: i32) -> io::Result<bool> {
-        if matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV) || self.shared.is_ending() {
+        if is_end(result) || self.shared.is_ending() {
             // Whether the entry's last reply was taken does not show, and does not matter: the kernel forgets everything now.
             return Ok(false);
         }
@@ -396,6 +390,11 @@ impl Thread {
         let request = UringCmdReq { flags: 0, commit_id: carried.commit_id, qid: queue.qid, padding: [0; 6] };
         ring.push(device.as_raw_fd(), device::URING_COMMIT_AND_FETCH, 0, &request, index as u64)
     }
+}
+
+/// Whether a completion says that the connection has ended.
+fn is_end(result: i32) -> bool {
+    matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)
 }
 
 /// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are too small for what they should hold.

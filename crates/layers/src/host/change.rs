@@ -32,7 +32,8 @@ impl Shared {
         if let Some(mode) = change.mode {
             change_mode(target, mode)?;
         }
-        if let Some(size) = change.size {
+        // A device that is shown as a file has no length to change.
+        if let Some(size) = change.size.filter(|_| node.kind() == Kind::File) {
             self.truncate(node, target, file, size, change.kill_privileges)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
@@ -81,7 +82,8 @@ fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> 
         }
     }
     match xattrat::remove(xattrat::Target::File(target), b"security.capability").map_err(Errno::from) {
-        Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(()),
+        // A daemon without the right to remove them is no superuser: the kernel drops them itself, by the change of the file.
+        Ok(()) | Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::EPERM) => Ok(()),
         Err(error) => Err(error),
     }
 }

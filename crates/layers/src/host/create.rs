@@ -1,7 +1,7 @@
 //! Creation, under the caller's owner, group and umask from the first instant.
 //!
-//! The kernel in front of us has checked that the caller may create here and has applied its set-group-id rules; what the storage would take away
-//! merely because our thread is in none of the caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
+//! The kernel in front of us has checked that the caller may create here and has applied its set-group-id rules; what the storage would
+//! take away merely because our thread is in none of the caller's groups is kept ([`nacre_sys::credentials::with_set_id_kept`]).
 
 use super::{
     Shared, errno,
@@ -54,7 +54,8 @@ impl Shared {
         let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), name.bytes(), lower, mode)).map_err(|error| {
             match error {
                 // A link or a fifo without reader has appeared: the kernel shall look again and do what is right for it.
-                Errno::ELOOP | Errno::ENXIO if !flags.exclusive() => Errno::ESTALE,
+                // So it shall where a lease must be waited for, which an ordinary open does.
+                Errno::ELOOP | Errno::ENXIO | Errno::EAGAIN if !flags.exclusive() => Errno::ESTALE,
                 other => other,
             }
         })?;
@@ -76,7 +77,7 @@ impl Shared {
         }
         let descriptor = as_caller(caller, mode, |mode| rustix::fs::openat(held.fd(), ".", lower, mode))?;
         let found = Found::plain(stat::of_file(descriptor.as_fd())?);
-        let node = Arc::new(HostNode::new(found.id, found.device, Kind::File, None));
+        let node = Arc::new(HostNode::new(found.id, found.device, Kind::File, false, None));
         let entry = Entry { node: Node::new(Arc::clone(&node)), attr: stat::attr(&found.statx, found.id)? };
         let file = self.opened(&node, descriptor, flags);
         Ok((entry, file))
@@ -135,7 +136,7 @@ impl Shared {
         // Seen through the descriptor: what the name shows might be another file by now.
         let attr = self.attr_of(node, source)?;
         let place = Place { parent, name: ShortName::new(name.bytes()) };
-        let fresh = HostNode::new(node.id(), node.device(), node.kind(), Some(place));
+        let fresh = HostNode::new(node.id(), node.device(), node.kind(), attr.nlink > 1, Some(place));
         Ok(Entry { node: Node::new(Arc::new(fresh)), attr })
     }
 }

@@ -1,8 +1,8 @@
 //! Descriptors of directories: opened on demand, kept within a budget, never re-resolved from the root.
 //!
-//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the directory that was asked for (its identity is
-//! checked after opening); no link is followed on the way but where links are shown as their targets; at most `budget` descriptors are
-//! kept besides those in use at the moment.
+//! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the directory that was asked for (its
+//! identity is checked after opening); no link is followed on the way but where links are shown as their targets; at most `budget`
+//! descriptors are kept besides those in use at the moment.
 
 use super::{
     node::{HostNode, Place},

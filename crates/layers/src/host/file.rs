@@ -1,8 +1,8 @@
 //! An open file of the host.
 //!
-//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file, opened without
-//! `O_APPEND`: whoever opened for appending writes with `RWF_APPEND`, so that two of them never overwrite each other whatever offsets they
-//! were told, while the kernel may still use the descriptor at offsets of its own choice.
+//! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file,
+//! opened without `O_APPEND`: whoever opened for appending writes with `RWF_APPEND`, so that two of them never overwrite each other
+//! whatever offsets they were told, while the kernel may still use the descriptor at offsets of its own choice.
 
 use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
@@ -91,8 +91,9 @@ struct Aligned {
 
 impl Aligned {
     fn new(length: usize, align: usize) -> Aligned {
-        let room = vec![0; length + align];
-        let start = room.as_ptr().align_offset(align.next_power_of_two()).min(align);
+        let step = align.next_power_of_two();
+        let room = vec![0; length + step];
+        let start = room.as_ptr().align_offset(step).min(step);
         Aligned { room, start, length }
     }
 

@@ -1,7 +1,7 @@
 //! Listings.
 //!
-//! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its buffer are kept between the calls, so that a
-//! sequential listing reads every record once; a call for any other position opens the directory anew and seeks. Positions are the
+//! A listing comes in pieces: each call says where to go on. The descriptor and what is left in its buffer are kept between the calls, so
+//! that a sequential listing reads every record once; a call for any other position opens the directory anew and seeks. Positions are the
 //! host's own (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0, or negative as a signed
 //! number) is served by counting records instead, from the beginning each time.
 //! Invariant: a kept stream is used by one call at a time (it is taken out of the table meanwhile).

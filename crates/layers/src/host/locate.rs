@@ -1,7 +1,7 @@
 //! From a node to the file it stands for: look-up, attributes, and descriptors whose identity has been checked.
 //!
-//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's identity when its descriptor was examined, and a
-//! descriptor cannot change its file.
+//! Called by all other operations. Invariant: whatever is returned as "the file" had the node's identity when its descriptor was examined,
+//! and a descriptor cannot change its file.
 
 use super::{
     Shared,
@@ -77,7 +77,7 @@ impl Shared {
             rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | follow, Mode::empty()).ok()
         });
         let place = Place { parent: Arc::clone(parent), name: ShortName::new(name) };
-        let node = HostNode::new(found.id, found.device, stat::kind(&found.statx)?, Some(place));
+        let node = HostNode::new(found.id, found.device, stat::kind(&found.statx)?, found.statx.stx_nlink > 1, Some(place));
         Ok(Entry { node: Node::new(Arc::new(node)), attr })
     }
 

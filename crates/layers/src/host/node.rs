@@ -2,8 +2,8 @@
 //!
 //! Made by look-ups, listings and creations; owned by whoever holds the [`nacre_vfs::Node`]. No descriptor per file. A file of one name of
 //! at most 22 bytes takes one allocation of 96 bytes; what few files need (more names, a directory's descriptor, open files) hangs off
-//! a pointer. Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`] alone); a lock of one node is never
-//! held while another is taken.
+//! a pointer. Invariants: the chain of parents ends at the root without a cycle (kept by [`HostNode::adopt`] alone); a lock of one node is
+//! never held while another is taken.
 
 use super::{directories::Held, file::HostFile, stat, watch::Lease};
 use nacre_vfs::{FileId, Kind};
@@ -93,6 +93,8 @@ pub(super) struct HostNode {
     kind: Kind,
     resolved: bool,
     root: bool,
+    /// It had more than one name when it was found.
+    linked: bool,
     state: Mutex<State>,
 }
 
@@ -104,7 +106,7 @@ impl std::fmt::Debug for HostNode {
 
 impl HostNode {
     /// `device` is that of [`stat::device`], also for a link shown as its target (then its own).
-    pub(super) fn new(id: FileId, device: u32, kind: Kind, place: Option<Place>) -> HostNode {
+    pub(super) fn new(id: FileId, device: u32, kind: Kind, linked: bool, place: Option<Place>) -> HostNode {
         HostNode {
             ino: id.ino,
             generation: id.generation,
@@ -112,13 +114,14 @@ impl HostNode {
             kind,
             resolved: stat::is_resolved(id),
             root: false,
+            linked: linked && kind != Kind::Directory,
             state: Mutex::new(State { place, extra: None }),
         }
     }
 
     /// The root directory.
     pub(super) fn new_root(id: FileId, device: u32) -> HostNode {
-        let mut node = HostNode::new(id, device, Kind::Directory, None);
+        let mut node = HostNode::new(id, device, Kind::Directory, false, None);
         node.root = true;
         node
     }
@@ -161,8 +164,8 @@ impl HostNode {
         self.state.lock().extra.as_ref().is_some_and(|extra| !extra.places.is_empty())
     }
 
-    /// Learns the names and open files of `fresh`, which is the same file. With `hard_links` the names known so far stay good.
-    pub(super) fn adopt(&self, fresh: &HostNode, hard_links: bool) {
+    /// Learns the name and open files of `fresh`, which is the same file. Where it has more than one name, those known so far stay good.
+    pub(super) fn adopt(&self, fresh: &HostNode) {
         let (place, open) = {
             let mut state = fresh.state.lock();
             let open = state.extra.as_mut().map(|extra| std::mem::take(&mut extra.open)).unwrap_or_default();
@@ -179,7 +182,7 @@ impl HostNode {
             let Some(place) = place else { return };
             let before = state.place.replace(place.clone());
             let mut dropped = Vec::new();
-            if hard_links {
+            if fresh.linked {
                 let older = &mut state.extra.get_or_insert_default().places;
                 dropped.extend(older.extract_if(.., |known| known.is(&place)));
                 if let Some(before) = before
@@ -318,7 +321,11 @@ mod tests {
     use super::*;
 
     fn node(ino: u64, place: Option<Place>) -> Arc<HostNode> {
-        Arc::new(HostNode::new(FileId { fs: 1, ino, generation: 0 }, 1, Kind::Directory, place))
+        Arc::new(HostNode::new(FileId { fs: 1, ino, generation: 0 }, 1, Kind::Directory, false, place))
+    }
+
+    fn file(linked: bool, place: Option<Place>) -> Arc<HostNode> {
+        Arc::new(HostNode::new(FileId { fs: 1, ino: 1, generation: 0 }, 1, Kind::File, linked, place))
     }
 
     fn below(parent: &Arc<HostNode>, name: &[u8]) -> Option<Place> {
@@ -356,25 +363,25 @@ mod tests {
         let b = node(2, below(&a, b"b"));
         // Seen later as a below b (moved outside meanwhile): learning that would make each the other's parent.
         let moved = node(1, below(&b, b"a"));
-        a.adopt(&moved, false);
+        a.adopt(&moved);
         assert_eq!(a.place().unwrap().name.bytes(), b"a");
         assert!(Arc::ptr_eq(&a.place().unwrap().parent, &root));
         let elsewhere = node(2, below(&root, b"b"));
-        b.adopt(&elsewhere, false);
+        b.adopt(&elsewhere);
         assert!(Arc::ptr_eq(&b.place().unwrap().parent, &root));
     }
 
     #[test]
     fn hard_links_keep_older_names_newest_first() {
         let root = node(0, None);
-        let file = node(1, below(&root, b"0"));
+        let known = file(false, below(&root, b"0"));
         for name in 1..20_u8 {
-            file.adopt(&node(1, below(&root, &[b'a' + name])), true);
+            known.adopt(&file(true, below(&root, &[b'a' + name])));
         }
-        file.adopt(&node(1, below(&root, &[b'a' + 18])), true);
-        let names: Vec<_> = file.places().iter().map(|place| place.name.bytes()[0] - b'a').collect();
+        known.adopt(&file(true, below(&root, &[b'a' + 18])));
+        let names: Vec<_> = known.places().iter().map(|place| place.name.bytes()[0] - b'a').collect();
         assert_eq!(names, [18, 19, 17, 16, 15, 14, 13, 12]);
-        file.adopt(&node(1, below(&root, b"z")), false);
-        assert_eq!(file.places().len(), 1);
+        known.adopt(&file(false, below(&root, b"z")));
+        assert_eq!(known.places().len(), 1);
     }
 }

@@ -39,7 +39,8 @@ impl Shared {
             Err(Errno::EPERM) if lower.contains(OFlags::NOATIME) => self.open_source(node, lower - OFlags::NOATIME),
             other => other,
         }?;
-        if flags.truncates() {
+        // A device that is shown as a file has no length to change; natively the flag is ignored for it.
+        if flags.truncates() && node.kind() == Kind::File {
             rustix::fs::ftruncate(&descriptor, 0).map_err(errno)?;
         }
         Ok(self.opened(node, descriptor, flags))

@@ -1,7 +1,7 @@
 //! Removing and renaming, and what both mean for links that are shown as their targets.
 //!
-//! The targets of such links may lie anywhere; what is removed or replaced there is reached through the real directory of the target, found by
-//! following the link once, and only if that directory's entry still is the file that the link led to.
+//! The targets of such links may lie anywhere; what is removed or replaced there is reached through the real directory of the target,
+//! found by following the link once, and only if that directory's entry still is the file that the link led to.
 
 use super::{Shared, errno, locate::is_gone, stat};
 use crate::spec::SymlinkDeletion;

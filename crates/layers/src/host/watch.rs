@@ -1,13 +1,13 @@
 //! Noticing what others change below, and saying how long answers stay true.
 //!
-//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]); one thread
-//! sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
+//! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]);
+//! one thread sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
 //! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing;
 //! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
-//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that leaves the watched part, drop everything. Stores to
-//! a shared mapping are noticed when the file is closed, as the kernel tells nothing earlier.
+//! Invariants: a watch is in place before what it covers is read. Lost events, or a file that leaves the watched part, drop everything.
+//! Stores to a shared mapping are noticed when the file is closed, as the kernel tells nothing earlier.
 
 mod event_loop;
 mod inotify;
@@ -27,7 +27,11 @@ use rustix::fs::{Mode, OFlags};
 use std::{
     collections::HashMap,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, OnceLock, mpsc::Sender},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
+    },
     thread::JoinHandle,
 };
 
@@ -110,6 +114,8 @@ struct Running {
     mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
     /// Files that are open for writing through us: their own writes must not empty the caches in front of them.
     writers: Mutex<HashMap<FileId, usize>>,
+    /// The thread has failed: nothing is promised any more.
+    failed: AtomicBool,
     /// Ends the thread when written to.
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -171,8 +177,11 @@ impl Watch {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let openable = matches!(stat::kind(&found.statx), Ok(Kind::Directory | Kind::File));
-        let opened = if openable { rustix::fs::openat(directory, name, flags, Mode::empty()).ok() } else { None };
+        if !matches!(stat::kind(&found.statx), Ok(Kind::Directory | Kind::File)) {
+            // A single device or link mounted here cannot stand for its file system; the next directory of it will.
+            return false;
+        }
+        let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).ok();
         // Only what is still the same file system may stand for it.
         let opened = opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
         let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(file));
@@ -259,7 +268,7 @@ impl Shared {
             HostCoherence::Revalidate => return Coherence::Shared,
             HostCoherence::Watch => self.watch.running.get(),
         };
-        let Some(running) = running else { return Coherence::Shared };
+        let Some(running) = running.filter(|running| !running.failed.load(Ordering::Relaxed)) else { return Coherence::Shared };
         let watched = match scope {
             Scope::Names(node) => hosted(node).is_ok_and(|node| self.watch.names(running, &node)),
             Scope::Attributes(node, attr) => hosted(node).is_ok_and(|node| self.watch.attributes(running, &node, attr.nlink)),
@@ -295,6 +304,7 @@ fn try_start(shared: &Arc<Shared>, group: Option<OwnedFd>, channel: Sender<Inval
         others: RwLock::default(),
         mounts: Mutex::default(),
         writers: Mutex::default(),
+        failed: AtomicBool::new(false),
         stop,
         thread: Mutex::default(),
     };

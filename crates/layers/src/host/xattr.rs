@@ -1,7 +1,7 @@
 //! Extended attributes, in one call by directory and name where nothing is changed.
 //!
-//! A read is followed by a check of the name's identity, because the kernel keeps what it learns (an ACL decides who may enter); a change goes
-//! through a descriptor that has been checked before.
+//! A read is followed by a check of the name's identity, because the kernel keeps what it learns (an ACL decides who may enter); a change
+//! goes through a descriptor that has been checked before.
 
 use super::{Shared, locate::is_gone, node::HostNode};
 use nacre_sys::{

@@ -8,11 +8,12 @@
 use crate::{
     accounts::{self, Accounts, Processes},
     clock::Clock,
+    context::{Context, Waiting, wait_for},
 };
 use hashbrown::{HashMap, HashSet};
 use nacre_vfs::Caller;
 use parking_lot::Mutex;
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 /// Entries of each table; a full one is emptied.
 const CACHE_LIMIT: usize = 4096;
@@ -50,6 +51,7 @@ pub struct Members {
     accounts: Arc<dyn Accounts>,
     processes: Arc<dyn Processes>,
     clock: Arc<dyn Clock>,
+    waiting: Waiting,
     by_user: Mutex<HashMap<u32, bool>>,
     by_process: Mutex<HashMap<(u32, u32), (Duration, bool)>>,
 }
@@ -62,8 +64,16 @@ impl fmt::Debug for Members {
 
 impl Members {
     /// Makes a list ready for questions.
-    pub fn new(list: MemberList, accounts: Arc<dyn Accounts>, processes: Arc<dyn Processes>, clock: Arc<dyn Clock>) -> Members {
-        Members { list, accounts, processes, clock, by_user: Mutex::default(), by_process: Mutex::default() }
+    pub fn new(list: MemberList, context: &Context) -> Members {
+        Members {
+            list,
+            accounts: Arc::clone(&context.accounts),
+            processes: Arc::clone(&context.processes),
+            clock: Arc::clone(&context.clock),
+            waiting: Arc::clone(&context.waiting),
+            by_user: Mutex::default(),
+            by_process: Mutex::default(),
+        }
     }
 
     /// Whether the caller is on the list.
@@ -83,7 +93,8 @@ impl Members {
             return known;
         }
         // Asked without the lock: a directory service may take its time, and others shall not wait for it.
-        match self.accounts.groups_of(uid) {
+        let answer = wait_for(&self.waiting, || self.accounts.groups_of(uid));
+        match answer.unwrap_or_else(|errno| Err(io::Error::from_raw_os_error(errno.raw()))) {
             Ok(groups) => {
                 let belongs = self.any(&groups);
                 let mut table = self.by_user.lock();
@@ -139,7 +150,13 @@ mod tests {
 
     fn members(text: &str, accounts: &Arc<FakeAccounts>, processes: &Arc<FakeProcesses>, clock: &Arc<FakeClock>) -> Members {
         let list = MemberList::parse(text, &**accounts).unwrap();
-        Members::new(list, Arc::clone(accounts) as _, Arc::clone(processes) as _, Arc::clone(clock) as _)
+        let context = Context {
+            accounts: Arc::clone(accounts) as _,
+            processes: Arc::clone(processes) as _,
+            clock: Arc::clone(clock) as _,
+            ..crate::remap::tests::context(0)
+        };
+        Members::new(list, &context)
     }
 
     #[test]

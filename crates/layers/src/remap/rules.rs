@@ -345,7 +345,7 @@ fn mirror(spec: &RemapSpec, context: &Context) -> Outcome<Option<Mirror>> {
         (None, None) => return Ok(None),
     };
     let list = at(key, MemberList::parse(list, &*context.accounts))?;
-    let members = Members::new(list, Arc::clone(&context.accounts), Arc::clone(&context.processes), Arc::clone(&context.clock));
+    let members = Members::new(list, context);
     Ok(Some(Mirror { members, only }))
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    context::{Context, Devices, Mounter},
+    context::{Context, Devices, Mounter, simply_waiting},
     fakes::{FakeAccounts, FakeClock, FakeProcesses},
     mem::Mem,
     spec::{ChangePolicy, CreateAs, RemapSpec, XattrPolicy},
@@ -45,6 +45,7 @@ pub(crate) fn context(uid: u32) -> Context {
         processes: Arc::new(FakeProcesses::default()),
         devices: Arc::new(FakeDevices),
         clock: Arc::new(FakeClock::default()),
+        waiting: simply_waiting(),
     }
 }
 
@@ -215,6 +216,27 @@ fn new_objects_belong_to_whom_the_rules_say() {
     assert_eq!(owner(|spec| spec.force_user = Some("77".into()), ALICE), ((77, 100), (1000, 100)));
     assert_eq!(owner(|spec| spec.map = Some("2000-2999/alice".into()), ALICE), ((1000, 100), (2000, 100)), "the first of the range");
     assert_eq!(owner(|spec| spec.map = Some("*/0".into()), ALICE), ((0, 100), (1000, 100)), "a star is not turned back");
+}
+
+#[test]
+fn create_for_group_wins_over_a_set_group_id_directory() {
+    let both = Both::new(|spec| spec.create_for_group = Some("staff".into()));
+    let parent = both.plain.mkdir(&Caller { gid: 7, umask: 0, ..Caller::ROOT }, &both.root(), name("sg"), 0o2777).unwrap().node;
+    let (file, _) = both.seen.create(&ALICE, &parent, name("f"), 0o644, OpenFlags::WRITE).unwrap();
+    let directory = both.seen.mkdir(&ALICE, &parent, name("d"), 0o755).unwrap();
+    let (unnamed, _) = both.seen.tmpfile(&ALICE, &parent, 0o644, OpenFlags::WRITE).unwrap();
+    let fifo = both.seen.mknod(&ALICE, &parent, name("p"), Kind::Fifo, 0o644, (0, 0)).unwrap();
+    let link = both.seen.symlink(&ALICE, &parent, name("l"), b"f").unwrap();
+    for made in [&file, &directory, &unnamed, &fifo, &link] {
+        assert_eq!((made.attr.gid, both.plain.getattr(&ALICE, &made.node, None).unwrap().gid), (50, 50), "{:?}", made.attr.kind);
+    }
+    assert_eq!(directory.attr.mode, 0o2755);
+    // A creation that meets an existing file leaves it alone.
+    let old = both.plain.create(&ALICE, &parent, name("old"), 0o644, OpenFlags::WRITE).unwrap().0;
+    assert_eq!(both.seen.create(&ALICE, &parent, name("old"), 0o644, OpenFlags::WRITE).unwrap().0.attr.gid, 7);
+    assert_eq!(both.plain.getattr(&ALICE, &old.node, None).unwrap().gid, 7);
+    let exclusive = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL);
+    assert_eq!(both.seen.create(&ALICE, &parent, name("old"), 0o644, exclusive).map(|_| ()), Err(Errno::EEXIST));
 }
 
 #[test]

@@ -62,6 +62,7 @@ fn a_reload_happens_whole_or_not_at_all() {
         ("mem | remap:force-user=6", "added, removed or moved"),
         ("mem | remap:force-user=6 | remap:block-devices-as-files", "block-devices-as-files"),
         ("mem | remap:force-user=6 | remap:xattr=none", "xattr=none"),
+        ("mem | remap:force-user=6,mirror-only=0 | remap", "mirror list"),
     ] {
         let error = stack.reload(&spec(line), &context(0)).unwrap_err().to_string();
         assert!(error.contains(part), "{line}: {error}");

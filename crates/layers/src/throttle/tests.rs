@@ -1,8 +1,8 @@
 //! Tests of the filter over a fake clock: all times are computed, none is waited for.
 
 use super::*;
-use crate::{clock::Clock, fakes::FakeClock, mem::Mem};
-use nacre_vfs::{Caller, Filtered, Layer, Name};
+use crate::{clock::Clock, context::simply_waiting, fakes::FakeClock, mem::Mem};
+use nacre_vfs::{Caller, Errno, Filtered, Layer, Name};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ fn rates_print_as_they_are_read() {
 fn throttled(read: Option<&str>, write: Option<&str>) -> (Arc<FakeClock>, Arc<Throttle>, Opened) {
     let clock = Arc::new(FakeClock::default());
     clock.advance(Duration::from_secs(100));
-    let throttle = Arc::new(Throttle::new(Rates { read: read.map(rate), write: write.map(rate) }, Arc::clone(&clock) as _));
+    let throttle =
+        Arc::new(Throttle::new(Rates { read: read.map(rate), write: write.map(rate) }, Arc::clone(&clock) as _, simply_waiting()));
     let layer = Filtered::new(Arc::clone(&throttle), Arc::new(Mem::new()));
     let root = layer.root().unwrap().node;
     let (_, file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
@@ -75,6 +76,17 @@ fn the_rate_holds_over_time() {
     }
     let seconds = (clock.now() - start).as_secs_f64();
     assert!((seconds - (10_240_000.0 / 1_048_576.0 - 0.2)).abs() < 1e-6, "{seconds}");
+}
+
+#[test]
+fn a_user_who_gives_up_has_written_nothing() {
+    let clock = Arc::new(FakeClock::default());
+    let rates = Rates { read: None, write: Some(rate("1k")) };
+    let layer = Filtered::new(Arc::new(Throttle::new(rates, clock, Arc::new(|_| Err(Errno::EINTR)))), Arc::new(Mem::new()));
+    let root = layer.root().unwrap().node;
+    let (made, file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::READ_WRITE).unwrap();
+    assert_eq!(file.write(&[1; 1 << 20], 0), Err(Errno::EINTR));
+    assert_eq!(layer.getattr(&Caller::ROOT, &made.node, None).unwrap().size, 0);
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Owners, modes and kinds of what is created.
 
 use super::*;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+};
 
 const O_RDWR: u32 = 0o2;
 const O_EXCL: u32 = 0o200;
@@ -46,6 +49,14 @@ fn everything_belongs_to_the_caller_at_once() {
             }
             let device = door.find("device").unwrap().attr;
             assert_eq!((device.rdev_major, device.rdev_minor), (1, 3));
+            // Under the ids that were left behind, everything else works as before.
+            fs::write(door.path("private"), b"").unwrap();
+            fs::set_permissions(door.path("private"), fs::Permissions::from_mode(0o600)).unwrap();
+            let change = SetAttr { uid: Some(9), mode: Some(0o400), size: Some(3), ..SetAttr::default() };
+            assert_eq!(door.setattr("private", change).unwrap().size, 3);
+            door.host.setxattr(&Caller::ROOT, &door.find("private").unwrap().node, b"trusted.k", b"", XattrFlags::default()).unwrap();
+            door.open("private", 2).unwrap().write(b"x", 0).unwrap();
+            assert_eq!(door.link("private", "private-too").unwrap().attr.nlink, 2);
             // The next caller is another one.
             door.create(&Caller::ROOT, "of-root", 0o640, O_RDWR).unwrap();
             assert_eq!(std::fs::metadata(door.path("of-root")).unwrap().uid(), 0);

@@ -278,3 +278,51 @@ fn the_figures_are_the_hosts_own() {
     assert_eq!((u64::from(ours.block), ours.blocks, ours.files), (theirs.f_bsize, theirs.f_blocks, theirs.f_files));
     assert_eq!(u64::from(ours.name_max), theirs.f_namemax);
 }
+
+/// A loop device over a file, taken down again.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(image: &Path) -> Option<LoopDevice> {
+        let output = std::process::Command::new("losetup").args(["--find", "--show"]).arg(image).output().ok()?;
+        output.status.success().then(|| LoopDevice(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        std::process::Command::new("losetup").arg("--detach").arg(&self.0).status().unwrap();
+    }
+}
+
+#[test]
+fn block_devices_are_files_where_asked_for() {
+    let image = tempfile::NamedTempFile::new().unwrap();
+    fs::write(image.path(), vec![5; 1 << 20]).unwrap();
+    // Only where the machine has loop devices and lets us use them.
+    let Some(device) = LoopDevice::new(image.path()) else { return };
+    let number = fs::metadata(&device.0).unwrap().rdev();
+    for shown in [true, false] {
+        let door = Door::with(|options| options.block_devices = shown, 16);
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        door.host.mknod(&Caller::ROOT, &door.root(), name(b"disk"), Kind::Block, 0o600, (major, minor)).unwrap();
+        let entry = door.find("disk").unwrap();
+        if !shown {
+            assert_eq!((entry.attr.kind, entry.attr.rdev_major, entry.attr.rdev_minor), (Kind::Block, major, minor));
+            assert_eq!(door.open("disk", 0).err(), Some(Errno::ENXIO));
+            continue;
+        }
+        assert_eq!((entry.attr.kind, entry.attr.size, entry.attr.rdev_major), (Kind::File, 1 << 20, 0));
+        assert_eq!(door.getattr(&entry.node).unwrap().size, 1 << 20);
+        let file = match door.open("disk", 2) {
+            // A temporary directory without devices.
+            Err(Errno::EACCES) => return,
+            other => other.unwrap(),
+        };
+        assert!(file.backing().is_none());
+        assert_eq!(read_all(&*file), vec![5; 1 << 20]);
+        file.write(b"written", 4096).unwrap();
+        file.fsync(false).unwrap();
+        assert_eq!(native(image.path())[4096..4103], *b"written");
+    }
+}

@@ -122,6 +122,23 @@ fn single_directories_are_watched() {
 }
 
 #[test]
+fn a_watcher_that_ends_takes_its_promises_back() {
+    let (door, receiver) = watched();
+    let root = door.root();
+    drop(door.find("missing"));
+    assert_eq!(door.host.coherence(Scope::Names(&root)), Coherence::Watched);
+    // Nobody listens any more; the next change tells the thread.
+    drop(receiver);
+    for round in 0..2000 {
+        shell(&door, &format!("touch file{round}"));
+        if door.host.coherence(Scope::Names(&root)) == Coherence::Shared {
+            return;
+        }
+    }
+    panic!("still promised");
+}
+
+#[test]
 fn watches_of_forgotten_directories_are_given_back() {
     let door = Door::with(|options| options.coherence = HostCoherence::Watch, 64);
     let (sender, receiver) = channel();

@@ -1,7 +1,7 @@
 //! The watcher's thread: waits for events, turns them into invalidations, sends them.
 //!
-//! Invariants: it sleeps in the kernel while nothing happens; after a batch it rests a moment, so that a storm of events comes in batches; it never
-//! keeps the source alive (a weak reference, upgraded per batch).
+//! Invariants: it sleeps in the kernel while nothing happens; after a batch it rests a moment, so that a storm of events comes in batches;
+//! it never keeps the source alive (a weak reference, upgraded per batch).
 
 use super::{
     super::{Shared, stat},
@@ -21,7 +21,7 @@ use std::{
     collections::HashMap,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Weak, mpsc::Sender},
+    sync::{Arc, Weak, atomic::Ordering, mpsc::Sender},
     time::Duration,
 };
 
@@ -83,6 +83,23 @@ impl Batch {
     }
 }
 
+/// Takes every promise back when the thread ends without having been told to.
+struct Alarm<'a> {
+    shared: &'a Weak<Shared>,
+    channel: &'a Sender<Invalidation>,
+    armed: bool,
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.upgrade().filter(|_| self.armed) else { return };
+        if let Some(running) = shared.watch.running.get() {
+            running.failed.store(true, Ordering::Relaxed);
+        }
+        let _nobody_may_listen = self.channel.send(Invalidation::Everything);
+    }
+}
+
 /// A handle as a key.
 type Key = ([i32; 2], i32, Box<[u8]>);
 
@@ -90,13 +107,16 @@ type Key = ([i32; 2], i32, Box<[u8]>);
 pub(super) fn run(sources: &Sources, shared: &Weak<Shared>, channel: &Sender<Invalidation>) {
     let mut buffer = vec![0_u8; BUFFER];
     let mut known: HashMap<Key, FileId> = HashMap::new();
+    let mut alarm = Alarm { shared, channel, armed: true };
     loop {
         match wait(sources) {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => {
+                alarm.armed = false;
+                return;
+            }
             Err(error) => {
                 tracing::error!(%error, "watching for changes has failed");
-                let _nobody_listens = channel.send(Invalidation::Everything);
                 return;
             }
         }

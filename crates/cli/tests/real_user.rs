@@ -1,0 +1,182 @@
+//! What an ordinary user gets: mounts through fusermount3, without any privilege. Run by root, each test runs again as nobody.
+
+mod mounting;
+
+use mounting::status::Status;
+use mounting::{Fixture, can_mount, errno, eventually, is_mounted, is_root, nacre, run, skip, text};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
+
+/// Whether the body of a test shall run in this process. As root, the test is run again in a process of nobody's, with a copy of the
+/// program that nobody can reach, and the answer is no.
+fn as_user(test: &str) -> bool {
+    if !can_mount() {
+        return false;
+    }
+    if Command::new("fusermount3").arg("-V").output().is_err() {
+        return skip("fuse", "fusermount3 is not installed");
+    }
+    if !is_root() {
+        return true;
+    }
+    let place = mounting::scratch();
+    let copy = |from: &std::path::Path, name: &str| {
+        let to = place.path().join(name);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
+        to
+    };
+    let (program, tests) = (copy(&nacre(), "nacre"), copy(&std::env::current_exe().unwrap(), "tests"));
+    let own = place.path().join("own");
+    fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(65_534), Some(65_534)).unwrap();
+    let output = mounting::finish(
+        Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+            .arg(tests)
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .current_dir(&own)
+            .env("NACRE_BINARY", program)
+            .env("NACRE_TEST_DIR", &own)
+            .env("XDG_RUNTIME_DIR", &own)
+            .env("HOME", &own),
+    );
+    let said = text(&output.stdout) + &text(&output.stderr);
+    println!("as nobody:\n{said}");
+    assert!(output.status.success() && said.contains("1 passed"), "{test} fails as an ordinary user");
+    false
+}
+
+/// A mirror that only its mounter sees, which any user may make.
+fn own_mirror(options: &[&str]) -> Fixture {
+    Fixture::mirror(&[&["--no-allow-other"], options].concat())
+}
+
+#[test]
+fn a_user_mounts_and_unmounts() {
+    if !as_user("a_user_mounts_and_unmounts") {
+        return;
+    }
+    let mut fixture = own_mirror(&[]);
+    fs::write(fixture.at("file"), "content").unwrap();
+    assert_eq!(fs::read(fixture.below("file")).unwrap(), b"content");
+    let status = Status::of(&fixture.mountpoint);
+    assert!(!status.passthrough(), "passthrough needs CAP_SYS_ADMIN");
+    fixture.unmount();
+}
+
+#[test]
+fn the_command_returns_and_umount_ends_it() {
+    if !as_user("the_command_returns_and_umount_ends_it") {
+        return;
+    }
+    let fixture = Fixture::bare();
+    fs::write(fixture.below("file"), "content").unwrap();
+    let words = [OsStr::new("mirror"), OsStr::new("-n"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
+    let output = run(nacre(), words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content");
+    let pid = Status::of(&fixture.mountpoint).number("pid");
+    let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+    eventually("the daemon ends", || {
+        let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        state.is_empty() || state.contains(") Z ")
+    });
+}
+
+#[test]
+fn everything_works_but_giving_away() {
+    if !as_user("everything_works_but_giving_away") {
+        return;
+    }
+    let fixture = own_mirror(&[]);
+    let native = fixture.directory("native");
+    // The parity cases that root's rights have no part in; those that do fail alike on both sides.
+    nacre_testkit::parity::compare(&native, &fixture.mountpoint);
+}
+
+#[test]
+fn content_goes_through_the_cache() {
+    if !as_user("content_goes_through_the_cache") {
+        return;
+    }
+    let fixture = own_mirror(&[]);
+    let content: Vec<u8> = (0..3_000_000u32).map(|index| (index / 5) as u8).collect();
+    fs::write(fixture.at("file"), &content).unwrap();
+    assert!(fs::read(fixture.below("file")).unwrap() == content);
+    assert!(fs::read(fixture.at("file")).unwrap() == content);
+    let again = mounting::status::least_requests_of(&fixture.mountpoint, || {
+        assert!(fs::read(fixture.at("file")).unwrap() == content);
+    });
+    assert_eq!(again.get("read"), None, "what is in the page cache is not read again: {again:?}");
+    // A change of the source is seen all the same.
+    fs::write(fixture.below("file"), "new").unwrap();
+    eventually("the change is seen", || fs::read(fixture.at("file")).is_ok_and(|content| content == b"new"));
+}
+
+#[test]
+fn owners_are_shown_as_asked() {
+    if !as_user("owners_are_shown_as_asked") {
+        return;
+    }
+    let fixture = own_mirror(&["--force-user=0", "--perms=a=rD"]);
+    fs::write(fixture.below("file"), "content").unwrap();
+    eventually("the file is seen", || fs::metadata(fixture.at("file")).is_ok());
+    let file = fs::metadata(fixture.at("file")).unwrap();
+    assert_eq!((file.uid(), file.mode() & 0o777), (0, 0o444));
+}
+
+#[test]
+fn what_only_root_may_ask_for_is_refused() {
+    if !as_user("what_only_root_may_ask_for_is_refused") {
+        return;
+    }
+    let fixture = Fixture::bare();
+    for option in ["--create-as-user", "--create-for-user=1", "--create-for-group=1", "--map=1/2", "--uid-offset=1", "--engine=kernel"] {
+        let words =
+            [OsStr::new("mirror"), OsStr::new("-n"), OsStr::new(option), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
+        let output = run(nacre(), words);
+        assert!(!output.status.success(), "{option}");
+        assert!(!text(&output.stderr).is_empty() && !text(&output.stderr).contains("panicked"), "{option}: {}", text(&output.stderr));
+        assert!(!is_mounted(&fixture.mountpoint), "{option}");
+    }
+    let words = [OsStr::new("mirror"), fixture.source.as_os_str(), fixture.mountpoint.as_os_str()];
+    let output = run(nacre(), words);
+    if !output.status.success() {
+        let said = text(&output.stderr);
+        assert!(said.contains("allow-other") || said.contains("allow_other"), "it says what to do: {said}");
+    }
+}
+
+#[test]
+fn others_are_kept_out() {
+    if !as_user("others_are_kept_out") {
+        return;
+    }
+    let mut fixture = own_mirror(&[]);
+    let private = fixture.below("private");
+    fs::write(&private, "x").unwrap();
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o000)).unwrap();
+    eventually("the file is seen", || fs::metadata(fixture.at("private")).is_ok());
+    assert_eq!(errno(fs::read(fixture.at("private"))), 13);
+    // Not even root may enter, but it may see that there is a mount; it is enough that the mount still works afterwards.
+    assert!(fixture.runs());
+    fixture.unmount();
+}
+
+#[test]
+fn a_dead_mount_can_be_cleared_by_its_user() {
+    if !as_user("a_dead_mount_can_be_cleared_by_its_user") {
+        return;
+    }
+    let mut fixture = own_mirror(&[]);
+    fixture.signal(rustix::process::Signal::KILL);
+    assert_eq!(fixture.ended(), None);
+    let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!is_mounted(&fixture.mountpoint));
+}
