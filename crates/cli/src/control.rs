@@ -12,13 +12,14 @@ use nacre_layers::spec::RemapSpec;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
+    cmp::Reverse,
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The longest line in either direction, bytes.
@@ -198,9 +199,10 @@ pub fn peers() -> Vec<Peer> {
     find().peers
 }
 
-/// Asks everybody.
+/// Asks everybody. Who answers is what the kernel says of the other side, whatever it says itself.
 pub fn find() -> Found {
-    let own = runtime::directory(rustix::process::geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+    let uid = rustix::process::geteuid().as_raw();
+    let own = runtime::directory(uid, std::env::var_os("XDG_RUNTIME_DIR"));
     let Found { mut peers, mut silent } = Found::default();
     for directory in runtime::all() {
         for socket in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "sock")) {
@@ -217,15 +219,17 @@ pub fn find() -> Found {
             }
         }
     }
-    peers.sort_by(|a, b| (&a.report.mountpoint, a.report.uptime).cmp(&(&b.report.mountpoint, b.report.uptime)));
+    // Of several at one place our own come first, since others may claim any place; of these the topmost, which is the youngest: within
+    // one second, the higher process number.
+    let order = |peer: &Peer| (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid));
+    peers.sort_by_cached_key(order);
     Found { peers, silent }
 }
 
 /// Asks something that may take its time. After an unmount that was not lazy, also waits for the process to end, so that what lies below is
 /// free when the command returns.
 fn converse(socket: &Path, request: &Request) -> io::Result<Answer> {
-    let stream = UnixStream::connect(socket)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let stream = connect(socket, PATIENCE)?;
     send(&stream, request)?;
     let mut reader = BufReader::new(&stream);
     let answer = receive(&mut reader)?;
@@ -238,11 +242,42 @@ fn converse(socket: &Path, request: &Request) -> io::Result<Answer> {
 }
 
 fn status(socket: &Path) -> io::Result<Answer> {
-    let stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(STATUS_PATIENCE))?;
-    stream.set_write_timeout(Some(STATUS_PATIENCE))?;
+    let until = Instant::now() + STATUS_PATIENCE;
+    let stream = connect(socket, STATUS_PATIENCE)?;
     send(&stream, &Request::Status)?;
-    receive(&mut BufReader::new(&stream))
+    let mut answer = receive(&mut BufReader::new(Hasty { stream: &stream, until }))?;
+    if let Answer::Status(report) = &mut answer {
+        report.uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+    }
+    Ok(answer)
+}
+
+/// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well.
+fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let address = SocketAddrUnix::new(socket)?;
+    let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
+    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no longer.
+    stream.set_write_timeout(Some(patience))?;
+    connect(&stream, &address)?;
+    Ok(stream)
+}
+
+/// Reads until a point in time, however the bytes dribble in.
+struct Hasty<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Read for Hasty<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        (&mut &*self.stream).read(buffer)
+    }
 }
 
 /// The peers at these mount points, all where none is named. The path is not touched: a mount that hangs would hang us.
@@ -313,6 +348,37 @@ mod tests {
         assert!(matches!(peer.ask(&Request::Reload { rules: Some(Box::new(rules)) }), Ok(Answer::Done)));
         let failure = peer.ask(&Request::Reload { rules: None }).unwrap_err();
         assert_eq!((failure.what.as_str(), failure.next.as_str(), failure.exit), ("no\\x1b[31m", "try", Exit::Busy));
+    }
+
+    #[test]
+    fn nobody_passes_for_somebody_else() {
+        let scratch = tempfile::tempdir().unwrap();
+        let claims = |_| Answer::Status(Box::new(Report { uid: 4_000_000, ..Report::default() }));
+        let server = server(scratch.path(), claims);
+        let Answer::Status(report) = status(&server.path).unwrap() else { panic!("figures") };
+        assert_eq!(report.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn whoever_dribbles_or_does_not_accept_is_not_waited_for() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("slow.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        // The server's side is served by hand, one byte at a time and without an end.
+        let dribble = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b" ").is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+            listener
+        });
+        assert!(status(&path).is_err());
+        let listener = dribble.join().unwrap();
+        // Nobody accepts any more: at some number of callers the queue is full.
+        rustix::net::listen(&listener, 0).unwrap();
+        let waiting: Vec<UnixStream> = (0..3).map_while(|_| connect(&path, Duration::from_millis(50)).ok()).collect();
+        assert!(waiting.len() < 3);
+        assert!(matches!(connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock));
     }
 
     #[test]

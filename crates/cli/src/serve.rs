@@ -20,7 +20,7 @@ use crate::{
 use nacre_fuse::{AclChoice, FuseOptions, Mount, MountError, PassthroughChoice, TransportChoice, XattrChoice};
 use nacre_layers::{
     context::Context,
-    spec::{LayerSpec, RemapSpec, StackSpec},
+    spec::{LayerSpec, RemapSpec, StackSpec, Symlinks},
     stack::{self, Stack},
 };
 use nacre_sys::signals::{Signal, Signals};
@@ -421,6 +421,17 @@ fn is_stacked(spec: &StackSpec) -> bool {
     sources.filter_map(|source| rustix::fs::statfs(source).ok()).any(|figures| [OVERLAY, FUSE].contains(&(figures.f_type as u64)))
 }
 
+/// Whether the storage itself judges every access: of an ordinary user who mounts for himself alone, whose rights this process has, a
+/// directory as it is. The kernel would check the same once more by what it sees, at the price of requests (for ACLs, at each step).
+fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
+    let as_it_is = |layer: &LayerSpec| match layer {
+        LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
+        LayerSpec::Throttle(_) | LayerSpec::Trace(_) => true,
+        LayerSpec::Mem(_) | LayerSpec::Remap(_) | LayerSpec::Readonly(_) => false,
+    };
+    !door.allow_other && !door.immutable && !rustix::process::geteuid().is_root() && spec.layers.iter().all(as_it_is)
+}
+
 fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &str) -> FuseOptions {
     let door = &plan.door;
     FuseOptions {
@@ -428,6 +439,7 @@ fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &
         subtype: subtype(plan),
         read_only: door.read_only,
         allow_other: door.allow_other,
+        default_permissions: !is_judged_below(door, spec),
         nosuid: !door.suid,
         nodev: !door.dev,
         noexec: !door.exec,

@@ -1,5 +1,8 @@
 //! What others do to the source becomes visible in the mount.
 
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
 mod mounting;
 
 use mounting::{Fixture, as_root, eventually};
@@ -197,4 +200,66 @@ fn a_shared_mapping_is_the_source() {
         native.read(5000, &mut buffer).unwrap();
         assert_eq!(&buffer, b"above");
     }
+}
+
+/// The names that inotify reports in a directory from now on, once something has been done.
+fn reported(directory: &std::path::Path, act: impl FnOnce(), wanted: &[&str]) -> Result<(), String> {
+    use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags};
+    let inotify = rustix::fs::inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+    let all = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MODIFY | WatchFlags::ATTRIB | WatchFlags::MOVE;
+    rustix::fs::inotify::add_watch(&inotify, directory, all).unwrap();
+    act();
+    let mut seen: Vec<String> = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < mounting::PATIENCE {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 4096];
+        let mut reader = Reader::new(&inotify, &mut buffer);
+        while let Ok(event) = reader.next() {
+            let kind = match event.events() {
+                flags if flags.contains(ReadFlags::CREATE) || flags.contains(ReadFlags::MOVED_TO) => "create",
+                flags if flags.contains(ReadFlags::DELETE) || flags.contains(ReadFlags::MOVED_FROM) => "delete",
+                flags if flags.contains(ReadFlags::MODIFY) => "modify",
+                _ => "attributes",
+            };
+            seen.push(format!("{kind} {}", event.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()));
+        }
+        if wanted.iter().all(|wanted| seen.iter().any(|seen| seen == wanted)) {
+            return Ok(());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    Err(format!("wanted {wanted:?}, saw {seen:?}"))
+}
+
+#[test]
+fn watchers_in_the_mount_are_told() {
+    if !as_root() {
+        return;
+    }
+    let fixture = warmed(&["--notify-watchers"]);
+    let act = || {
+        fs::write(fixture.below("new"), "x").unwrap();
+        fs::write(fixture.below("file"), "changed").unwrap();
+        fs::remove_file(fixture.below("other")).unwrap();
+        fs::create_dir(fixture.below("late")).unwrap();
+    };
+    reported(&fixture.mountpoint, act, &["create new", "modify file", "delete other", "create late"]).unwrap();
+    // The source is as it was left: telling changes nothing.
+    assert_eq!(fs::read(fixture.below("file")).unwrap(), b"changed");
+    let mut names: Vec<_> = fs::read_dir(&fixture.source).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["directory", "file", "late", "new"]);
+}
+
+#[test]
+fn watchers_in_the_mount_see_what_happens_there() {
+    if !as_root() {
+        return;
+    }
+    let fixture = warmed(&[]);
+    let act = || {
+        fs::write(fixture.at("new"), "x").unwrap();
+        fs::remove_file(fixture.at("other")).unwrap();
+    };
+    reported(&fixture.mountpoint, act, &["create new", "delete other"]).unwrap();
 }

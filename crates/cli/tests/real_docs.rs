@@ -4,6 +4,9 @@
 //! output on both channels, with `[..]` for anything within a line and `...` for any number of lines. The examples of a page run in one
 //! directory, one after the other.
 
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
 mod mounting;
 
 use mounting::{as_root, finish, nacre, scratch, text};

@@ -1,5 +1,8 @@
 //! Hostile and unlucky cases: what other file systems in userspace get wrong, hang in or die of.
 
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
 mod mounting;
 
 use mounting::{Fixture, as_root, descriptors, errno, eventually, is_mounted, memory, run, sh};
@@ -93,9 +96,13 @@ fn direct_io_of_any_alignment() {
         let file = rustix::fs::open(fixture.at("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty()).unwrap();
         let native = rustix::fs::open(fixture.below("file"), OFlags::RDWR | OFlags::DIRECT, Mode::empty());
         for (offset, size) in [(0, 4096), (512, 512), (1, 1), (4095, 3), (10_001, 12_345), (99_999, 100)] {
-            let mut buffer = vec![0; size];
-            let through = rustix::io::pread(&file, &mut buffer[..], offset);
-            let direct = native.as_ref().map(|native| rustix::io::pread(native, &mut vec![0; size][..], offset));
+            // Whether the storage accepts a read depends on the place of the buffer, too: the same one for both.
+            let mut space = vec![0; size + 4096];
+            let start = space.as_ptr().align_offset(4096);
+            let direct = native.as_ref().map(|native| rustix::io::pread(native, &mut space[start..start + size], offset));
+            space.fill(0);
+            let through = rustix::io::pread(&file, &mut space[start..start + size], offset);
+            let buffer = &space[start..start + size];
             match through {
                 Ok(read) => {
                     let start = offset as usize;
@@ -616,7 +623,8 @@ fn a_full_file_system_is_told() {
         assert_eq!(errno(result), 28, "{options:?}");
         drop(file);
         fs::remove_file(fixture.at("file")).unwrap();
-        fs::write(fixture.at("small"), "fits").unwrap();
+        // The room is free when the daemon has closed the file, which nobody waits for.
+        eventually("there is room again", || fs::write(fixture.at("small"), "fits").is_ok());
         assert_eq!(fs::read(fixture.below("small")).unwrap(), b"fits");
     }
 }
@@ -675,4 +683,83 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
     assert!(mount.as_raw_fd() >= 0);
     sh(Path::new("/"), "sync; echo 2 > /proc/sys/vm/drop_caches");
     eventually("the daemon forgets", || mounting::status::Status::of(&fixture.mountpoint).number("inodes") < inodes / 2);
+}
+
+/// A mount whose daemon is stopped, and users who wait for it.
+fn stuck(options: &[&str]) -> (Fixture, Vec<Reaped>) {
+    let fixture = Fixture::mirror(options);
+    fixture.signal(Signal::STOP);
+    let stat = |index| {
+        std::process::Command::new("stat").arg(fixture.at(format!("never asked {index}"))).stderr(std::process::Stdio::null()).spawn()
+    };
+    let mut waiters: Vec<Reaped> = (0..3).map(|index| Reaped(stat(index).unwrap())).collect();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    for waiter in &mut waiters {
+        assert!(waiter.0.try_wait().unwrap().is_none(), "nobody can have answered");
+    }
+    mounting::kill(waiters[0].0.id(), Signal::KILL);
+    (fixture, waiters)
+}
+
+#[test]
+fn users_of_a_stuck_daemon_are_freed_by_its_end() {
+    if !as_root() {
+        return;
+    }
+    let (mut fixture, mut waiters) = stuck(&[]);
+    fixture.signal(Signal::KILL);
+    assert_eq!(fixture.ended(), None);
+    eventually("the waiters end", || waiters.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+}
+
+#[test]
+fn users_of_a_stuck_daemon_are_freed_by_force() {
+    if !as_root() {
+        return;
+    }
+    // Over io_uring, requests wait for the daemon's own threads to be let go, and only its end (as above) helps.
+    let (mut fixture, mut waiters) = stuck(&["--transport=device"]);
+    let output = run("umount", [Path::new("-f"), Path::new("-l"), &fixture.mountpoint]);
+    assert!(output.status.success(), "{}", mounting::text(&output.stderr));
+    eventually("the waiters end", || waiters.iter_mut().all(|waiter| waiter.0.try_wait().unwrap().is_some()));
+    assert!(!is_mounted(&fixture.mountpoint));
+    fixture.signal(Signal::CONT);
+    assert_eq!(fixture.ended(), Some(0), "the daemon sees that it is over");
+}
+
+#[test]
+fn a_blocked_record_lock_can_be_killed() {
+    if !as_root() {
+        return;
+    }
+    let Ok(output) = std::process::Command::new("python3").arg("-V").output() else {
+        mounting::skip("python", "python3 is not installed: it makes the record locks of another process");
+        return;
+    };
+    assert!(output.status.success());
+    let script = "import fcntl,sys\nf=open(sys.argv[1],'r+')\nfcntl.lockf(f,fcntl.LOCK_EX,10,5)\nprint('got',flush=True)\nsys.stdin.read()";
+    for options in [&[][..], &["--enable-lock-forwarding"]] {
+        let fixture = Fixture::mirror(options);
+        fs::write(fixture.at("file"), "content").unwrap();
+        let python = || {
+            let mut command = std::process::Command::new("python3");
+            command.args(["-c", script]).arg(fixture.at("file"));
+            Reaped(command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap())
+        };
+        let got = |holder: &mut Reaped| {
+            let mut line = [0; 4];
+            holder.0.stdout.as_mut().unwrap().read_exact(&mut line).is_ok_and(|()| &line == b"got\n")
+        };
+        let mut holder = python();
+        assert!(got(&mut holder), "{options:?}");
+        let (mut killed, mut patient) = (python(), python());
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert!(killed.0.try_wait().unwrap().is_none() && patient.0.try_wait().unwrap().is_none(), "{options:?}: both wait");
+        fs::write(fixture.at("meanwhile"), "x").unwrap();
+        mounting::kill(killed.0.id(), Signal::KILL);
+        eventually("a waiter can be killed", || killed.0.try_wait().unwrap().is_some());
+        holder.0.kill().unwrap();
+        holder.0.wait().unwrap();
+        assert!(got(&mut patient), "{options:?}: the lock of a dead process is free");
+    }
 }

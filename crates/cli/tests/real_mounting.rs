@@ -1,6 +1,9 @@
 //! Mounting and unmounting in every way there is: by hand, by mount(8), in the background, by signals, by force; and what bad input
 //! leaves behind, which is nothing.
 
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
 mod mounting;
 
 use mounting::status::Status;
@@ -80,7 +83,7 @@ fn signals_end_it_cleanly() {
     if !as_root() {
         return;
     }
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+    for signal in [Signal::TERM, Signal::INT] {
         let mut fixture = Fixture::mirror(&[]);
         fs::write(fixture.at("file"), "content").unwrap();
         fixture.signal(signal);
@@ -88,6 +91,20 @@ fn signals_end_it_cleanly() {
         assert!(!is_mounted(&fixture.mountpoint), "{signal:?}");
         assert_eq!(fs::read(fixture.below("file")).unwrap(), b"content");
     }
+}
+
+#[test]
+fn a_hangup_reads_users_again_and_ends_nothing() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror_of(&["--force-user=1234"], |source| fs::write(source.join("file"), "content").unwrap());
+    fixture.signal(Signal::HUP);
+    fixture.signal(Signal::USR1);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert!(fixture.runs());
+    assert_eq!(fs::metadata(fixture.at("file")).unwrap().uid(), 1234);
+    fixture.unmount();
 }
 
 #[test]
@@ -387,7 +404,7 @@ fn the_kernel_can_serve_what_it_can() {
 }
 
 #[test]
-fn a_file_can_be_mirrored() {
+fn a_file_can_be_mirrored_by_the_kernel() {
     if !as_root() {
         return;
     }
@@ -395,12 +412,16 @@ fn a_file_can_be_mirrored() {
     let (source, target) = (fixture.scratch.path().join("one"), fixture.scratch.path().join("two"));
     fs::write(&source, "content").unwrap();
     fs::write(&target, "covered").unwrap();
-    let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1234"), source.as_os_str(), target.as_os_str()]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert_eq!(fs::read(&target).unwrap(), b"content");
-    assert_eq!(fs::metadata(&target).unwrap().uid(), 1234);
-    assert!(run(nacre(), [OsStr::new("umount"), target.as_os_str()]).status.success());
-    assert_eq!(fs::read(&target).unwrap(), b"covered");
+    for engine in ["--engine=kernel", "--engine=auto"] {
+        let output = run(nacre(), [OsStr::new("mirror"), OsStr::new(engine), source.as_os_str(), target.as_os_str()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(fs::read(&target).unwrap(), b"content");
+        assert!(run(nacre(), [OsStr::new("umount"), target.as_os_str()]).status.success());
+        assert_eq!(fs::read(&target).unwrap(), b"covered");
+    }
+    let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1"), source.as_os_str(), target.as_os_str()]);
+    assert!(!output.status.success() && text(&output.stderr).contains("one"), "{}", text(&output.stderr));
+    assert!(!is_mounted(&target));
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Requests per operation: the primary figure of speed, because it is the same on every machine. Counted by the mount itself.
 
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
 mod mounting;
 
 use mounting::status::{Status, least_requests_of, requests_of};
@@ -228,6 +231,8 @@ fn an_idle_mount_does_nothing() {
     assert!(after.0 - before.0 <= 1, "{} clock ticks of CPU in two idle seconds", after.0 - before.0);
     let woken: BTreeMap<&String, u64> =
         after.1.iter().map(|(task, count)| (task, count - before.1.get(task).unwrap_or(&0))).filter(|(_, count)| *count > 0).collect();
+    // Other tests' `nacre status` asks every mount of the machine.
+    let woken: BTreeMap<&String, u64> = woken.into_iter().filter(|(task, _)| !task.starts_with("nacre-listen")).collect();
     assert!(woken.values().sum::<u64>() <= 10, "wake-ups in two idle seconds: {woken:?}");
     assert_eq!(Status::of(&fixture.mountpoint).number("requests"), requests);
 }

@@ -17,7 +17,7 @@ use crate::{
     shadow::Shadow,
     wire,
 };
-use fusewire::{Handler, Header, Observer, Offer, Op, Reply, Request, Settings, abi};
+use fusewire::{Handler, Header, Notifier, Observer, Offer, Op, Reply, Request, Settings, abi};
 use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -54,6 +54,8 @@ pub(crate) struct Door {
     pub agreement: OnceLock<Agreement>,
     /// The running session; none before it runs and after its end.
     pub session: RwLock<Option<Observer>>,
+    /// The way to the kernel's caches, as long as the session runs; for what takes no lock there ([`Door::permissions_changed`]).
+    pub notifier: RwLock<Option<Notifier>>,
     /// Files written to in passthrough and closed, for the invalidation thread.
     pub written: Arc<Mutex<Vec<u64>>>,
     /// Tells the invalidation thread to give memory back.
@@ -90,6 +92,7 @@ impl Door {
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
             agreement: OnceLock::new(),
             session: RwLock::new(None),
+            notifier: RwLock::new(None),
             written: Arc::default(),
             trim: Arc::default(),
             epoch: AtomicBool::new(true),
@@ -119,6 +122,18 @@ impl Door {
     pub fn change(&self, change: Invalidation) {
         if self.changes.lock().send(change).is_err() {
             tracing::debug!("a change came after the end of the mount");
+        }
+    }
+
+    /// Who may pass a directory has changed. Where the kernel checks that by itself, it knows; where the layer does, it does so when a
+    /// name is looked up, so all names are asked for anew from now on.
+    pub fn permissions_changed(&self) {
+        if self.options.default_permissions {
+            return;
+        }
+        let told = self.notifier.read().as_ref().is_some_and(|notifier| notifier.inc_epoch().is_ok());
+        if !told {
+            self.change(Invalidation::Everything);
         }
     }
 
@@ -217,7 +232,8 @@ impl Door {
                 self.copy_file_range((fh_in, off_in), (fh_out, off_out), len, flags, wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply),
-            Op::Opendir { .. } => self.opendir(reply),
+            Op::Access { mask } => self.access(head, mask),
+            Op::Opendir { .. } => self.opendir(head, reply),
             Op::Readdir { offset, size, .. } => self.readdir(head, offset, size, reply),
             Op::Readdirplus { offset, size, .. } => self.readdirplus(head, offset, size, reply),
             Op::Releasedir { .. } => Ok(()),
@@ -231,7 +247,7 @@ impl Door {
             Op::Syncfs => Ok(self.layer.syncfs()?),
             Op::Destroy => Ok(()),
             // Answered once each: the kernel remembers, and does without from then on.
-            Op::Access { .. } | Op::Bmap { .. } | Op::Poll { .. } | Op::Unknown(_) => Err(Errno::ENOSYS.into()),
+            Op::Bmap { .. } | Op::Poll { .. } | Op::Unknown(_) => Err(Errno::ENOSYS.into()),
         }
     }
 }
@@ -279,6 +295,7 @@ impl Handler for Door {
     fn destroy(&self) {
         // The session holds the door; this ends the circle.
         *self.session.write() = None;
+        *self.notifier.write() = None;
         self.files.clear();
         self.implicit.clear();
         self.inodes.clear();

@@ -190,6 +190,11 @@ impl Inodes {
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id.ino, slot.extra))).flatten()
     }
 
+    /// Whether a node id stands for a directory.
+    pub fn is_directory(&self, nodeid: u64) -> bool {
+        self.locate(nodeid, |slot| slot.kind == Kind::Directory).unwrap_or(false)
+    }
+
     /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
     pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
         self.locate(nodeid, |slot| f(&mut Record { slot }))

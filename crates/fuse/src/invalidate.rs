@@ -46,6 +46,8 @@ pub(crate) trait CacheControl: Send + 'static {
     fn entry(&self, parent: u64, name: &[u8]);
     /// All names are stale. False where the kernel cannot be told so.
     fn all_entries(&self) -> bool;
+    /// Whether the layer checks permissions, as names are looked up, and not the kernel.
+    fn layer_checks(&self) -> bool;
     /// A file changed below: what is kept open of it goes.
     fn release_kept(&self, nodeid: u64);
     /// Some name went away below, and perhaps a file with it: what is kept open of any file goes.
@@ -94,6 +96,8 @@ struct Batch {
     names: BTreeMap<FileId, BTreeSet<Box<[u8]>>>,
     /// Files; true where the content changed, too.
     files: BTreeMap<FileId, bool>,
+    /// Those whose owner, mode or ACL may have changed.
+    attributes: BTreeSet<FileId>,
 }
 
 impl Batch {
@@ -106,6 +110,7 @@ impl Batch {
             Invalidation::Attributes { id } if id == WAKE => {}
             Invalidation::Attributes { id } => {
                 self.files.entry(id).or_insert(false);
+                self.attributes.insert(id);
             }
             Invalidation::Content { id } => {
                 self.files.insert(id, true);
@@ -201,6 +206,10 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
         control.release_all_kept();
     }
     deliver_files(&batch.files, control, shared);
+    if control.layer_checks() && batch.attributes.iter().any(|id| shared.inodes.find(id).is_some_and(|it| shared.inodes.is_directory(it))) {
+        // Who may pass it may have changed, which shows when its names are looked up.
+        control.all_entries();
+    }
     let found = batch.names.iter().filter_map(|(parent, names)| Some((shared.inodes.find(parent)?, names)));
     let names: Vec<(u64, &[u8])> = found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
     let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));

@@ -3,7 +3,7 @@ use nacre_vfs::{Attr, Kind, Node, Time};
 use std::sync::mpsc;
 
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<String>>>, Arc<AtomicBool>);
+struct Recorder(Arc<Mutex<Vec<String>>>, Arc<AtomicBool>, bool);
 
 impl Recorder {
     fn note(&self, text: String) {
@@ -27,6 +27,9 @@ impl CacheControl for Recorder {
     fn all_entries(&self) -> bool {
         self.note("all".to_owned());
         true
+    }
+    fn layer_checks(&self) -> bool {
+        self.2
     }
     fn release_kept(&self, _: u64) {}
     fn tell(&self, _: &[(u64, bool)], _: &[(u64, &[u8])]) -> bool {

@@ -200,6 +200,7 @@ impl fmt::Debug for Mount {
 /// Gives the door what it can know only when the session runs. Requests that come before are served without it.
 fn connect(door: &Door, session: &Session) {
     *door.session.write() = Some(session.observer());
+    *door.notifier.write() = Some(session.notifier());
     let backing: Box<dyn BackingFiles> = Box::new(session.backing());
     door.passthrough.start(backing);
     // Harmless on a fresh mount, and shows whether the kernel knows it.
@@ -281,6 +282,10 @@ impl CacheControl for KernelCaches {
 
     fn all_entries(&self) -> bool {
         self.notifier.inc_epoch().is_ok()
+    }
+
+    fn layer_checks(&self) -> bool {
+        !self.door.options.default_permissions
     }
 
     fn release_kept(&self, nodeid: u64) {

@@ -70,8 +70,10 @@ impl CacheTimes {
 /// What was decided at INIT and at the start, and does not change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Agreement {
-    /// The kernel enforces ACLs and leaves the umask to us.
+    /// The kernel enforces ACLs.
     pub acls: bool,
+    /// The kernel leaves the umask to us: with ACLs, what a new file gets may depend on its directory instead.
+    pub masks: bool,
     /// Directories are opened without a request and their listings cached.
     pub opens_directories_itself: bool,
     /// Files are opened without a request.
@@ -109,11 +111,16 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
         && options.default_permissions
         && layer.has_acls()
         && offer.has(init::POSIX_ACL | init::DONT_MASK);
+    let masks = acls || !options.default_permissions && layer.has_acls() && offer.has(init::DONT_MASK);
     let passthrough = wants_passthrough(options) && offer.has(init::PASSTHROUGH);
     let agreement = Agreement {
         acls,
-        opens_directories_itself: (options.immutable || !shared) && offer.has(init::NO_OPENDIR_SUPPORT),
-        opens_files_itself: options.immutable && offer.has(init::NO_OPEN_SUPPORT),
+        masks,
+        // Where the kernel checks nothing, somebody has to say who may list a directory.
+        opens_directories_itself: options.default_permissions
+            && (options.immutable || !shared)
+            && offer.has(init::NO_OPENDIR_SUPPORT),
+        opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
         passthrough,
     };
     let mut flags = ALWAYS;
@@ -121,9 +128,10 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
     when(!shared, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
-    when(acls, init::POSIX_ACL | init::DONT_MASK);
-    // In return, the kernel tells who asks only with creations: not enough where answers differ from caller to caller.
-    when(options.default_permissions && root != Coherence::PerCaller, init::ALLOW_IDMAP);
+    when(acls, init::POSIX_ACL);
+    when(masks, init::DONT_MASK);
+    // In return, the kernel tells who asks only with creations: not enough where it matters who asks.
+    when(options.default_permissions && root != Coherence::PerCaller && !layer.judges_callers(), init::ALLOW_IDMAP);
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
     // Our own thread reaches directories of the mount by handle.

@@ -61,7 +61,9 @@ pub struct FuseOptions {
     pub read_only: bool,
     /// Users other than the one who mounts may enter.
     pub allow_other: bool,
-    /// The kernel checks permissions by mode, owner and ACL.
+    /// The kernel checks permissions by mode, owner and ACL. Without it, the layer does, in each operation and for
+    /// [`nacre_vfs::Layer::access`]: for a mount that only its owner may use, of a layer that works with the owner's rights and shows
+    /// everything as it is.
     pub default_permissions: bool,
     /// Set-id bits have no effect.
     pub nosuid: bool,

@@ -36,7 +36,8 @@ pub struct MountOptions {
     /// What is shown as the file system's type, after `fuse.`; empty for plain `fuse`.
     pub subtype: String,
     /// `MS_*` flags of `mount(2)` (`libc::MS_RDONLY`, `MS_NOSUID`, `MS_NODEV`, `MS_NOATIME` and so on). For an unprivileged user
-    /// `fusermount3` adds nosuid and nodev in any case; it ignores nodiratime, strictatime and the like, and refuses other flags that it does not know.
+    /// `fusermount3` adds nosuid and nodev in any case; nodiratime, strictatime and the like are left out there, other flags without a word
+    /// are refused.
     pub flags: u64,
     /// Other users may use the mount (unprivileged: only if `/etc/fuse.conf` says `user_allow_other`).
     pub allow_other: bool,
@@ -223,8 +224,14 @@ impl Mounted {
         }
     }
 
-    /// Cuts the connection off even while it is in use: every waiting caller gets an error. Privileged mounts only; EPERM otherwise.
+    /// Cuts the connection off even while it is in use: every waiting caller gets an error. Privileged mounts only; EPERM otherwise. EBUSY,
+    /// and nothing is done, where something else is mounted on top: that would be hit instead.
     pub(crate) fn abort(&self) -> io::Result<()> {
+        if let (Some(id), Ok(ids)) = (self.id, table::mounts_at(&self.path))
+            && ids.last() != Some(&id)
+        {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
         let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
         rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
     }
@@ -238,7 +245,7 @@ impl Mounted {
     }
 }
 
-/// Unmounts whatever FUSE file system is mounted topmost at a path: what `nacre umount`-like commands need, which have no session. Tries
+/// Unmounts whatever is mounted topmost at a path, for commands that have no session. Tries
 /// `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     match unmount_direct(mountpoint, lazy) {

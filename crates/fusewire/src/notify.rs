@@ -47,7 +47,8 @@ impl Notifier {
         self.send(notify::STORE, &NotifyStoreOut { nodeid, offset, size: length(data)?, padding: 0 }, &[data])
     }
 
-    /// Asks for data in the page cache of a node; it comes to [`crate::Handler::retrieved`] with this number.
+    /// Asks for data in the page cache of a node; it comes to [`crate::Handler::retrieved`] with this number, which must be
+    /// even and less than 2^62 (larger ones are the crate's own).
     pub fn retrieve(&self, unique: u64, nodeid: u64, offset: u64, size: u32) -> io::Result<()> {
         self.send(notify::RETRIEVE, &NotifyRetrieveOut { notify_unique: unique, nodeid, offset, size, padding: 0 }, &[])
     }

@@ -202,7 +202,8 @@ impl Session {
         self.shared.over()
     }
 
-    /// Whether our mount is (as far as can be seen) still there: false after somebody else unmounted it. True for a device that somebody else mounted.
+    /// Whether our mount is (as far as can be seen) still there: false after somebody else unmounted it. True for a device that somebody
+    /// else mounted.
     pub fn is_mounted(&self) -> bool {
         self.mounted.as_ref().is_none_or(Mounted::present)
     }
@@ -213,7 +214,8 @@ impl Session {
         self.mounted.as_ref().map_or(Ok(()), |mounted| mounted.unmount(lazy))
     }
 
-    /// Ends the connection even while it is in use: callers get errors, threads that wait inside [`blocking`] are interrupted. Does not wait for
+    /// Ends the connection even while it is in use (a process that uses its own mount needs this before it exits: it could wait for itself):
+    /// callers get errors, threads that wait inside [`blocking`] are interrupted. Does not wait for
     /// handlers that are running; see [`Session::wait`].
     pub fn abort(&self) {
         if let Some(mounted) = &self.mounted

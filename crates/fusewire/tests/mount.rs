@@ -105,6 +105,31 @@ fn handlers_that_wait_do_not_stall_others() {
 }
 
 #[test]
+fn a_burst_of_waiting_requests_finds_threads() {
+    for transport in transports() {
+        let one = SessionOptions { transport, threads: 1, ..SessionOptions::default() };
+        let mount = Mount::with_session(one, settings(), &MountOptions::default());
+        for i in 0..12 {
+            File::create(mount.path(&format!("gated{i}"))).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let start = std::sync::Arc::new(std::sync::Barrier::new(12));
+            for i in 0..12 {
+                let (path, start) = (mount.path(&format!("gated{i}")), std::sync::Arc::clone(&start));
+                scope.spawn(move || {
+                    pin();
+                    start.wait();
+                    getattr(&path).unwrap();
+                });
+            }
+            // They come while threads are still being made, and nobody else asks anything that could help them on.
+            mount.fs.await_waiting(12);
+            mount.fs.open_gate();
+        });
+    }
+}
+
+#[test]
 fn many_users_may_wait_for_locks() {
     for transport in transports() {
         let mount = Mount::new(transport);
@@ -243,6 +268,23 @@ fn an_abort_frees_everybody() {
         assert!((&file).write(b"x").is_err());
         assert!(mount.session.notifier().inc_epoch().is_err());
         assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+    }
+}
+
+#[test]
+fn an_abort_leaves_what_is_mounted_on_top() {
+    for transport in transports() {
+        let mount = Mount::new(transport);
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("cover", mount.dir.path(), "tmpfs", flags, None).unwrap();
+        std::fs::write(mount.path("kept"), "x").unwrap();
+        mount.session.abort();
+        mount.session.wait();
+        assert_eq!(mount.fs.destroyed.load(SeqCst), 1);
+        assert!(mount.path("kept").exists());
+        unmount_path(mount.dir.path(), false).unwrap();
+        assert!(mount.session.is_mounted());
+        mount.session.unmount(false).unwrap();
     }
 }
 

@@ -225,6 +225,11 @@ impl Layer for Host {
         self.shared.getattr(&hosted(node)?, handle(file))
     }
 
+    fn access(&self, _caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.shared.own_ids()?;
+        self.shared.access(&hosted(node)?, mask)
+    }
+
     fn setattr(&self, _caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         self.shared.own_ids()?;
         self.shared.setattr(&hosted(node)?, handle(file), change)
@@ -259,16 +264,24 @@ impl Layer for Host {
         self.shared.link(caller, &hosted(node)?, handle(file), parent, name)
     }
 
-    fn unlink(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.shared.unlink(parent, name)
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.unlink(caller, parent, name)
     }
 
-    fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.shared.rmdir(parent, name)
+    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.rmdir(caller, parent, name)
     }
 
-    fn rename(&self, _: &Caller, parent: &Node, name: Name<'_>, new_parent: &Node, new_name: Name<'_>, flags: RenameFlags) -> Result<()> {
-        self.shared.rename((parent, name), (new_parent, new_name), flags)
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.shared.rename(caller, (parent, name), (new_parent, new_name), flags)
     }
 
     fn open(&self, _caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
@@ -344,6 +357,11 @@ impl Layer for Host {
 
     fn has_acls(&self) -> bool {
         self.shared.acls
+    }
+
+    fn judges_callers(&self) -> bool {
+        // What a link leads to lies where no door has checked the way.
+        self.shared.resolves_links()
     }
 
     fn describe(&self) -> Description {

@@ -99,6 +99,34 @@ impl Rules {
         }
     }
 
+    /// Whether the caller is one that `mirror-only` shuts out, and the operation one that needs a permission. The kernel refuses these by
+    /// the mode that such callers are shown, but it keeps one mode per file: a member who asks at the same instant would open the door.
+    fn shuts_out(&self, caller: &Caller, op: &Op<'_>) -> bool {
+        let Some(mirror) = self.mirror.as_ref().filter(|mirror| mirror.only && caller.uid != 0) else { return false };
+        let guarded = match op {
+            Op::Lookup(_)
+            | Op::Create(..)
+            | Op::Link(_)
+            | Op::Unlink(_)
+            | Op::Rmdir(_)
+            | Op::Rename(..)
+            | Op::Open(_)
+            | Op::Readdir => true,
+            // What an owner may do without any permission, or somebody who holds an open file.
+            Op::Getattr
+            | Op::Setattr(_)
+            | Op::Readlink
+            | Op::Getxattr(_)
+            | Op::Setxattr(..)
+            | Op::Listxattr
+            | Op::Removexattr(_)
+            | Op::Ioctl(_)
+            | Op::Statfs
+            | Op::Sync => false,
+        };
+        guarded && !mirror.members.contain(caller)
+    }
+
     /// Whom a new object shall belong to below.
     fn owner_of_new(&self, caller: &mut Caller, kind: Kind) -> Result<()> {
         let rules = self.kinds.get(kind);
@@ -126,8 +154,9 @@ impl Filter for Remap {
         Description { settings: self.rules.load().settings.clone(), ..Description::new("remap") }
     }
 
-    fn allow(&self, _caller: &Caller, op: &Op<'_>) -> Result<()> {
-        self.rules.load().policies.allow(op)
+    fn allow(&self, caller: &Caller, op: &Op<'_>) -> Result<()> {
+        let rules = self.rules.load();
+        if rules.shuts_out(caller, op) { Err(Errno::EACCES) } else { rules.policies.allow(op) }
     }
 
     fn visible(&self, name: Name<'_>) -> bool {

@@ -157,7 +157,8 @@ settings! {
         "symlink-deletion" => symlink_deletion: SymlinkDeletion,
         /// Keep `O_DIRECT` on the source's files and align buffers to so many bytes; without it, `O_DIRECT` is dropped on the way down.
         "forward-odirect" => forward_odirect: Option<u32>,
-        /// Forward all ioctls, with the mounter's rights.
+        /// Forward the ioctls whose argument is a plain value, with the mounter's rights: `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`,
+        /// `FSSETXATTR` and `GETVERSION`. All others are ENOTTY.
         "ioctl" => ioctl: bool,
     }
 }

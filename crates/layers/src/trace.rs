@@ -103,6 +103,10 @@ impl Layer for Trace {
         self.log.run(Question, "getattr", Some(caller), &nameless, || self.below.getattr(caller, node, file))
     }
 
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.log.run(Question, "access", Some(caller), &|| format!("{mask:o}"), || self.below.access(caller, node, mask))
+    }
+
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         self.log.run(Change, "setattr", Some(caller), &|| format!("{change:?}"), || self.below.setattr(caller, node, file, change))
     }
@@ -216,6 +220,10 @@ impl Layer for Trace {
 
     fn has_acls(&self) -> bool {
         self.below.has_acls()
+    }
+
+    fn judges_callers(&self) -> bool {
+        self.below.judges_callers()
     }
 
     fn describe(&self) -> Description {

@@ -11,8 +11,8 @@
 //! * no effective `CAP_FSETID`, so that writing to a file drops its set-id bits as it does for them ([`with_set_id_kept`] lifts this).
 
 use rustix::thread::{
-    CapabilitiesSecureBits, CapabilitySet, UnshareFlags, capabilities, capabilities_secure_bits, set_capabilities,
-    set_capabilities_secure_bits,
+    CapabilitiesSecureBits, CapabilitySet, CapabilitySets, Gid, UnshareFlags, capabilities, capabilities_secure_bits, set_capabilities,
+    set_capabilities_secure_bits, set_thread_groups,
 };
 use std::{cell::Cell, io};
 
@@ -196,6 +196,31 @@ pub fn with_own_identity<T>(work: impl FnOnce() -> T) -> io::Result<T> {
     with_identity(own, work)
 }
 
+/// Runs `work` as an ordinary user without any capability, in a thread of its own that ends with it: for questions whose answer shall be
+/// what that user would get.
+///
+/// # Errors
+/// EPERM without the right to switch ids, EOVERFLOW where the ids have no meaning in our user namespace, EAGAIN where no thread can be had.
+pub fn as_ordinary_user<T: Send>(uid: u32, gid: u32, groups: &[u32], work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    if uid == 0 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let groups: Vec<Gid> = groups.iter().copied().map(Gid::from_raw).collect();
+    let inside = move || {
+        set_thread_groups(&groups)?;
+        let current = Identity { uid: set_fs_uid(u32::MAX), gid: set_fs_gid(u32::MAX), umask: 0 };
+        switch(&current, &Identity { uid, gid, umask: 0 })?;
+        // For this thread only, and last: switching took them.
+        let none = CapabilitySet::empty();
+        set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+        Ok(work())
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("nacre-as-user".to_owned()).spawn_scoped(scope, inside)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// Runs `work` with the right to keep or set the set-id bits of files (`CAP_FSETID`), where the process has it.
 ///
 /// # Errors
@@ -308,6 +333,30 @@ mod tests {
             .unwrap();
             fs::remove_dir_all(directory).unwrap();
         }
+    }
+
+    #[test]
+    fn an_ordinary_user_has_only_its_own_rights() {
+        if !is_root() {
+            return;
+        }
+        let directory = scratch("ordinary");
+        let path = directory.join("file");
+        fs::write(&path, b"").unwrap();
+        let opens = |mode: u32, gid: u32, groups: &[u32]| {
+            use std::os::unix::fs::{PermissionsExt, chown};
+            chown(&path, Some(0), Some(4321)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            as_ordinary_user(1234, gid, groups, || fs::File::open(&path).is_ok()).unwrap()
+        };
+        assert!(!opens(0o600, 1, &[]));
+        assert!(!opens(0o640, 1, &[]));
+        assert!(opens(0o640, 4321, &[]));
+        assert!(opens(0o640, 1, &[7, 4321]));
+        assert!(opens(0o604, 1, &[]));
+        assert!(as_ordinary_user(0, 0, &[], || ()).is_err());
+        assert!(fs::File::open(&path).is_ok(), "the calling thread is what it was");
+        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

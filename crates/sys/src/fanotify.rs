@@ -74,6 +74,19 @@ pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask)
     check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
 }
 
+/// Takes what is done through open files of one mount out of the reports: `mask` is no longer reported for files that were opened through
+/// the mount of `file` (not an `O_PATH` descriptor), while the same done to the same file through any other mount still is. Ends with
+/// the mount. Only content events (`MODIFY`, `CLOSE_WRITE`) know the mount that they came through.
+///
+/// # Errors
+/// EINVAL before Linux 6.0; EPERM.
+pub fn ignore_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
+    // Surviving a modification, else the first one would end it.
+    let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
+    // SAFETY: a null path means the file of the descriptor itself.
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+}
+
 /// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C library hides).
 ///
 /// # Errors

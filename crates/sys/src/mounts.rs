@@ -103,6 +103,26 @@ pub fn set_attributes(
     .map(drop)
 }
 
+/// Cuts a mount off from its peers: what is mounted or unmounted elsewhere no longer appears in it.
+///
+/// # Errors
+/// EPERM; ENOSYS before Linux 5.12.
+pub fn make_private(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let attributes = libc::mount_attr { attr_set: 0, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    // SAFETY: the path is a NUL-terminated constant, the structure lives during the call and its size is passed.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            mem::size_of::<libc::mount_attr>(),
+        )
+    })
+    .map(drop)
+}
+
 /// Attaches a detached mount at `target`.
 ///
 /// # Errors

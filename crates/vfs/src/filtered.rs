@@ -104,6 +104,11 @@ impl<F: Filter> Layer for Filtered<F> {
         Ok(attr)
     }
 
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.filter.allow(caller, &Op::Getattr)?;
+        self.below.access(&self.filter.caller_down(caller), node, mask)
+    }
+
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         self.filter.allow(caller, &Op::Setattr(change))?;
         let down = self.filter.caller_down(caller);
@@ -289,6 +294,10 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn has_acls(&self) -> bool {
         self.filter.acls_up(self.below.has_acls())
+    }
+
+    fn judges_callers(&self) -> bool {
+        self.below.judges_callers()
     }
 
     fn describe(&self) -> Description {

@@ -95,6 +95,13 @@ pub trait Layer: Send + Sync + 'static {
     /// ESTALE where the file is gone.
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr>;
 
+    /// Whether the storage lets whoever runs this layer read (4), write (2) or run (1; of a directory: search) a file, all bits of `mask`
+    /// together. Asked only by doors behind which nobody else checks permissions.
+    ///
+    /// # Errors
+    /// As `access(2)`: EACCES, EROFS; ESTALE where the file is gone.
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()>;
+
     /// Changes attributes and answers the new ones.
     ///
     /// # Errors
@@ -239,6 +246,10 @@ pub trait Layer: Send + Sync + 'static {
 
     /// Whether POSIX ACLs can exist below: the door then lets the kernel enforce them.
     fn has_acls(&self) -> bool;
+
+    /// Whether changes are judged here by who asks, besides what a door checks: the door then has to name the caller of every request,
+    /// even where that costs it something (idmapped mounts).
+    fn judges_callers(&self) -> bool;
 
     /// What this layer is, and what is below it.
     fn describe(&self) -> Description;

@@ -277,6 +277,7 @@ pub const CASES: &[Case] = &[
     case("--notify-watchers", &["--notify-watchers"], "cat file", "content", false),
     case("--engine", &["--engine=auto", "-r"], "cat file; try touch new", "content\nrefused", false),
     case("--transport", &["--transport=device"], "cat file", "content", false),
+    case("--passthrough", &["--passthrough=off"], "cat file; echo more >> file; cat $SRC/file", "content\ncontent\nmore", false),
     case("--log", &["--log=info"], "cat file", "content", false),
     case("--log-file", &["--log-file=LOGFILE"], "cat file; test -e LOGFILE && echo there", "content\nthere", false),
 ];

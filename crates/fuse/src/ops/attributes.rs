@@ -6,7 +6,7 @@ use crate::{
     wire,
 };
 use fusewire::{Header, Reply, abi};
-use nacre_vfs::{Attr, Errno, Node, Opened};
+use nacre_vfs::{Attr, Errno, Kind, Node, Opened};
 use std::sync::atomic::Ordering;
 
 impl Door {
@@ -28,7 +28,20 @@ impl Door {
         if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
             self.privileges.fetch_add(1, Ordering::AcqRel);
         }
+        // A directory that everybody may search has nothing to take back.
+        let searchable = attr.mode & 0o111 == 0o111;
+        if attr.kind == Kind::Directory && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some()) {
+            self.permissions_changed();
+        }
         Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(&node, &attr)))?)
+    }
+
+    /// `access(2)` and `chdir(2)`: asked only where the kernel leaves permissions to us.
+    pub(crate) fn access(&self, header: &Header, mask: u32) -> Outcome {
+        if self.options.default_permissions {
+            return Err(Errno::ENOSYS.into());
+        }
+        Ok(self.layer.access(&caller(header), &self.node(header.nodeid)?, mask)?)
     }
 
     pub(crate) fn readlink(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {

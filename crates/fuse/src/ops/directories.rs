@@ -17,16 +17,26 @@ use std::time::Duration;
 const AFTER_DOT: u64 = (1 << 63) - 16;
 /// Position after `..`.
 const AFTER_DOT_DOT: u64 = AFTER_DOT + 1;
+/// `R_OK`.
+const READ: u32 = 4;
 /// `DT_UNKNOWN`.
 const UNKNOWN: u8 = 0;
 
 impl Door {
-    pub(crate) fn opendir(&self, reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
         if self.agreement().opens_directories_itself {
             // The kernel remembers, opens without us and caches listings.
             return Err(Errno::ENOSYS.into());
         }
-        Ok(reply.open(&abi::OpenOut::default())?)
+        let mut out = abi::OpenOut::default();
+        if !self.options.default_permissions {
+            let node = self.node(header.nodeid)?;
+            self.layer.access(&caller(header), &node, READ)?;
+            if self.names_coherence(&node) <= Coherence::Watched {
+                out.open_flags = abi::fopen::CACHE_DIR | abi::fopen::KEEP_CACHE;
+            }
+        }
+        Ok(reply.open(&out)?)
     }
 
     pub(crate) fn readdir(&self, header: &Header, offset: u64, size: u32, reply: &mut Reply<'_>) -> Outcome {

@@ -103,7 +103,7 @@ impl Door {
 
     /// Who creates: with the umask where the kernel left it to us.
     pub(crate) fn creator(&self, header: &Header, umask: u32) -> Caller {
-        Caller { umask: if self.agreement().acls { umask & 0o777 } else { 0 }, ..caller(header) }
+        Caller { umask: if self.agreement().masks { umask & 0o777 } else { 0 }, ..caller(header) }
     }
 
     /// How long a name just made may be kept.

@@ -19,6 +19,10 @@ use std::sync::{Arc, atomic::AtomicU64};
 /// kernel's business with its own open file (O_NOFOLLOW, O_CREAT and their kin are done). O_DIRECT, too, goes down: the layer knows
 /// whether its storage shall see it.
 const LAYER_FLAGS: u32 = 0o3 | 0o200 | 0o1000 | 0o2000 | 0o10_000 | 0o1_000_000 | 0o4_010_000 | O_DIRECT;
+/// `__FMODE_EXEC`: the file is opened to be run (include/linux/fs.h).
+const RUN: u32 = 0o40;
+/// `X_OK`.
+const EXECUTE: u32 = 1;
 const O_DIRECT: u32 = rustix::fs::OFlags::DIRECT.bits();
 
 impl Door {
@@ -26,9 +30,13 @@ impl Door {
         if self.agreement().opens_files_itself {
             return Err(Errno::ENOSYS.into());
         }
+        let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
         let (node, kept) = self.node_and_kept(header, flags)?;
+        if runs && !self.options.default_permissions {
+            self.layer.access(&caller, &node, EXECUTE)?;
+        }
         let file = match kept {
             Some(file) => file,
             None => self.layer.open(&caller, &node, flags)?,
@@ -53,7 +61,13 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
-        let (entry, file) = self.layer.create(&caller, &parent, name, mode & 0o7777, flags)?;
+        // The kernel takes what comes back for new and checks nothing any more: a file that others made meanwhile, under a name that the
+        // kernel still believes to be free, must not be handed out. Looked up once more, it is opened like any other.
+        let made = self.layer.create(&caller, &parent, name, mode & 0o7777, OpenFlags(flags.0 | OpenFlags::EXCL));
+        let (entry, file) = match made {
+            Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
+            other => other?,
+        };
         // A new file has none; one that came into being meanwhile may.
         if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 && entry.attr.mode & 0o6000 != 0 {
             self.kill_privileges(&caller, &entry.node, &file)?;

@@ -49,12 +49,21 @@ impl Door {
         if name == b"security.capability" {
             self.privileges.fetch_add(1, Ordering::AcqRel);
         }
+        self.acl_changed(name);
         Ok(())
     }
 
     pub(crate) fn removexattr(&self, header: &Header, name: &[u8]) -> Outcome {
         self.may_exist(name)?;
-        Ok(self.layer.removexattr(&caller(header), &self.node(header.nodeid)?, name)?)
+        self.layer.removexattr(&caller(header), &self.node(header.nodeid)?, name)?;
+        self.acl_changed(name);
+        Ok(())
+    }
+
+    fn acl_changed(&self, name: &[u8]) {
+        if name == b"system.posix_acl_access" {
+            self.permissions_changed();
+        }
     }
 
     fn supported(&self) -> Outcome {

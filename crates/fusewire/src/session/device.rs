@@ -55,9 +55,7 @@ fn run(shared: &Arc<Shared>) -> io::Result<()> {
     };
     let result = thread.serve();
     shared.leave(&worker);
-    if !shared.is_stopping() {
-        shared.ended();
-    }
+    shared.left_loop(&result);
     result
 }
 
@@ -132,7 +130,7 @@ impl Thread {
     /// Handles a request and sends the reply; false at the end of the connection.
     fn answer(&mut self, header: &InHeader) -> io::Result<bool> {
         let shared = Arc::clone(&self.shared);
-        self.worker.begin(header.unique);
+        self.worker.begin(header.unique, header.nodeid);
         if shared.device.take(shared.limit(Place::Device)) {
             shared.grow(Place::Device);
         }

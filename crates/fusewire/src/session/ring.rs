@@ -7,7 +7,7 @@
 //! Invariant: while an entry is with the kernel nothing here touches its memory; between a completion and the next submission the kernel
 //! does not. A thread never leaves before the connection ends: an entry that disappears could take a request with it.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,13 +19,17 @@ use super::dispatch;
 use super::shared::{Place, Shared};
 use super::uring::{Completion, Uring};
 use super::workers::{Queue, Worker};
-use crate::abi::{InHeader, Pod, UringCmdReq, UringEntInOut, device, opcode, uring};
+use crate::abi::{InHeader, NotifyRetrieveOut, OutHeader, Pod, UringCmdReq, UringEntInOut, device, notify, opcode, uring};
 use crate::sys::{self, Pages};
 
 /// So many refusals in a row of one entry end its thread.
 const MOST_REFUSALS: u32 = 3;
 /// Room for the reply to a request whose data is in the payload area (WRITE: 8 bytes).
 const SMALL_REPLY: usize = 64;
+
+/// Marks our own requests for cached data: see [`Thread::kick`].
+const KICK: u64 = 1 << 62;
+const _: () = assert!(size_of::<OutHeader>() + size_of::<NotifyRetrieveOut>() == 48);
 
 /// What is known of the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,6 +215,7 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
         Ok(early) => (Some(early), None),
         Err(error) => (None, Some(error)),
     };
+    let late = report.is_none();
     match (report, error) {
         (Some(report), error) => {
             let _ = report.sender.send(error.map_or(Ok(()), Err));
@@ -219,12 +224,14 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
         (None, None) => {}
     }
     if let Some(early) = early {
-        if let Err(error) = thread.serve(early) {
-            tracing::error!(%error, "a ring of the fuse connection ends");
+        if late {
+            thread.kick();
         }
-        if !shared.is_stopping() {
-            shared.ended();
+        let result = thread.serve(early);
+        if let Err(error) = &result {
+            tracing::error!(%error, "a ring of the fuse connection fails; the session ends");
         }
+        shared.left_loop(&result);
     }
     let worker = Arc::clone(&thread.worker);
     drop(thread);
@@ -292,6 +299,24 @@ impl Thread {
             early.push(completion);
         }
         Ok(early)
+    }
+
+    /// Frees requests that came while this thread was being made and no other was waiting. The kernel has put them into a list from which only
+    /// the end of another request of the same queue takes them, not a new entry. So there must be another request: asking for cached data of
+    /// length 0 makes the kernel send one, on this CPU, hence to this queue. It takes a regular file for that, which the requests that are
+    /// being handled lead to (if all are about directories, their own end does it: only locks are waited for without limit).
+    fn kick(&self) {
+        let unique = KICK | u64::from(self.worker.tid) << 1;
+        let nodes = self.shared.workers().into_iter().map(|worker| worker.node()).filter(|node| *node != 0);
+        for nodeid in nodes {
+            let ask = NotifyRetrieveOut { notify_unique: unique, nodeid, ..NotifyRetrieveOut::default() };
+            let header = OutHeader { len: 48, error: notify::RETRIEVE, unique: 0 };
+            let parts = [IoSlice::new(header.bytes()), IoSlice::new(ask.bytes())];
+            if self.shared.connection.send(&parts).is_ok() || self.shared.is_ending() {
+                return;
+            }
+        }
+        tracing::debug!("no regular file to wake requests with that may have been waiting for this thread");
     }
 
     fn register(&mut self, index: usize) -> io::Result<()> {
@@ -370,7 +395,7 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        worker.begin(header.unique);
+        worker.begin(header.unique, header.nodeid);
         if several {
             shared.set_place(worker, entry.place);
         }
@@ -397,12 +422,16 @@ fn is_end(result: i32) -> bool {
     matches!(-result, libc::ENOTCONN | libc::ECONNABORTED | libc::ECANCELED | libc::ENODEV)
 }
 
-/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are too small for what they should hold.
+/// Handles the request in these areas; the reply's body is in the payload area afterwards. `None` if the areas are too small for what they
+/// should hold.
 fn handle(shared: &Arc<Shared>, header: &InHeader, size: usize, memory: &mut [u8]) -> Option<(dispatch::Outcome, usize)> {
     let (head, rest) = memory.split_at_mut_checked(rustix::param::page_size())?;
     let (payload, copy) = rest.split_at_mut_checked(shared.max_io)?;
     let fixed = head.get(uring::OP_IN..uring::OP_IN + uring::OP_IN_SIZE)?;
     let size = size.min(payload.len());
+    if header.opcode == opcode::NOTIFY_REPLY && header.unique & KICK != 0 {
+        return Some((dispatch::Outcome::default(), 0));
+    }
     if dispatch::is_one_way(header.opcode) {
         dispatch::one_way(shared, header, fixed, payload.get(..size)?);
         return Some((dispatch::Outcome::default(), 0));

@@ -239,6 +239,16 @@ impl Shared {
         }
     }
 
+    /// A thread leaves its loop: because the connection has ended, or on an error. The error ends the session, because half of one would let
+    /// requests wait for ever.
+    pub(super) fn left_loop(self: &Arc<Self>, result: &std::io::Result<()>) {
+        if result.is_err() {
+            self.stop();
+        } else if !self.is_stopping() {
+            self.ended();
+        }
+    }
+
     /// Ends the connection from our side: all threads leave, and with the last descriptor the kernel cuts it off.
     pub(super) fn stop(self: &Arc<Self>) {
         self.ending.store(true, SeqCst);
@@ -270,17 +280,23 @@ impl Shared {
 
     /// A signal arrived for the caller of a request.
     pub(super) fn interrupt(self: &Arc<Self>, unique: u64) {
-        match self.workers.read().iter().find_map(|worker| worker.interrupt(unique)) {
-            Some(true) => self.wake_up(),
-            Some(false) => {}
-            None => {
-                let mut early = self.early_interrupts.lock();
-                if early.len() == EARLY_INTERRUPTS {
-                    early.pop_front();
-                }
-                early.push_back(unique);
-            }
+        let find = || self.workers.read().iter().find_map(|worker| worker.interrupt(unique));
+        let found = find().or_else(|| {
+            self.remember_interrupt(unique);
+            // A thread may have taken the request meanwhile and have looked for its number before that was there.
+            find()
+        });
+        if found == Some(true) {
+            self.wake_up();
         }
+    }
+
+    fn remember_interrupt(&self, unique: u64) {
+        let mut early = self.early_interrupts.lock();
+        if early.len() == EARLY_INTERRUPTS {
+            early.pop_front();
+        }
+        early.push_back(unique);
     }
 
     /// Signals threads that have to leave a system call, until none is left; from a thread of its own.
@@ -299,11 +315,13 @@ impl Shared {
     fn wake_loop(self: &Arc<Self>) {
         sys::mask_signals();
         loop {
-            let due = self.due();
+            // A thread that died of a panic stays in the list; with the last thread there is nobody left to wake.
+            let due = if self.threads() == 0 { Vec::new() } else { self.due() };
             if due.is_empty() {
                 self.waking.store(false, SeqCst);
                 // Somebody may have become due while `waking` was still set.
-                if (self.due().is_empty() && !(self.is_stopping() && self.threads() > 0)) || self.waking.swap(true, SeqCst) {
+                let nobody = self.threads() == 0 || self.due().is_empty() && !self.is_stopping();
+                if nobody || self.waking.swap(true, SeqCst) {
                     return;
                 }
             }

@@ -5,7 +5,10 @@
 //! kernel, 0 otherwise; flags are only ever set on the request that they are meant for, because they share a word with its number.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 
 use super::uring::Consumed;
 use crate::abi::UNIQUE_RESEND;
@@ -27,6 +30,8 @@ pub(super) struct Worker {
     pub(super) tid: u32,
     /// Number of the request being handled with its flags; 0 between requests.
     state: AtomicU64,
+    /// The node of the request that was taken last.
+    node: AtomicU64,
     taken: AtomicU32,
     /// Replies that the kernel has, where the thread itself counts them (device).
     answered: AtomicU32,
@@ -47,6 +52,7 @@ impl Worker {
         Worker {
             tid,
             state: AtomicU64::new(0),
+            node: AtomicU64::new(0),
             taken: AtomicU32::new(0),
             answered: AtomicU32::new(0),
             consumed: cell,
@@ -56,9 +62,15 @@ impl Worker {
     }
 
     /// A request has been taken from the kernel.
-    pub(super) fn begin(&self, unique: u64) {
+    pub(super) fn begin(&self, unique: u64, node: u64) {
+        self.node.store(node, Relaxed);
         self.state.store(key(unique), SeqCst);
         self.taken.fetch_add(1, SeqCst);
+    }
+
+    /// The node of the request that was taken last; 0 before the first.
+    pub(super) fn node(&self) -> u64 {
+        self.node.load(Relaxed)
     }
 
     /// The handler has returned; the reply is on its way.
@@ -225,7 +237,7 @@ mod tests {
     #[test]
     fn flags_stick_to_their_request() {
         let worker = Worker::new(1, None);
-        worker.begin(10);
+        worker.begin(10, 1);
         assert_eq!(worker.interrupt(12), None);
         assert_eq!(worker.interrupt(10), Some(false));
         assert!(!worker.start_blocking());
@@ -233,7 +245,7 @@ mod tests {
         worker.handled();
         worker.answered();
         assert_eq!(worker.interrupt(10), None);
-        worker.begin(12);
+        worker.begin(12, 1);
         assert!(worker.start_blocking());
         assert_eq!(worker.interrupt(12 | UNIQUE_RESEND), Some(true));
         assert!(worker.to_be_woken() && worker.handles(12));
@@ -243,13 +255,13 @@ mod tests {
     fn a_mark_passes_with_the_answer() {
         let worker = Worker::new(1, None);
         assert_eq!(worker.mark(), None);
-        worker.begin(2);
+        worker.begin(2, 1);
         let mark = worker.mark().unwrap();
         worker.handled();
         assert!(!worker.passed(mark) && worker.in_flight());
         worker.answered();
         assert!(worker.passed(mark) && !worker.in_flight());
-        worker.begin(4);
+        worker.begin(4, 1);
         assert!(worker.passed(mark));
         let mark = worker.mark().unwrap();
         worker.start_blocking();

@@ -273,11 +273,15 @@ impl Mount {
     }
 
     pub fn with(transport: TransportChoice, settings: Settings, options: &MountOptions) -> Mount {
+        Mount::with_session(SessionOptions { transport, ..SessionOptions::default() }, settings, options)
+    }
+
+    pub fn with_session(session: SessionOptions, settings: Settings, options: &MountOptions) -> Mount {
         let dir = tempfile::tempdir().unwrap();
         let fs = TestFs::new(settings);
         let device = mount(dir.path(), options).unwrap();
-        let options = SessionOptions { transport, ..SessionOptions::default() };
-        let session = Session::start(device, Arc::clone(&fs) as Arc<dyn Handler>, options).unwrap();
+        MOUNTPOINTS.lock().unwrap().push(dir.path().to_owned());
+        let session = Session::start(device, Arc::clone(&fs) as Arc<dyn Handler>, session).unwrap();
         fs.session.set(session.observer()).ok().unwrap();
         Mount { fs, session, dir }
     }
@@ -316,14 +320,21 @@ pub fn transports() -> Vec<TransportChoice> {
     }
 }
 
-/// A test that hangs must not hang the machine: its process ends, and with it all connections.
+/// Where this process has mounted.
+static MOUNTPOINTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A test that hangs must not hang the machine. As the process is its own client, it could not even exit while one of its threads waits for
+/// another, so all connections are cut off first.
 fn watchdog() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(120));
+            std::thread::sleep(Duration::from_secs(90));
             eprintln!("a test hangs; giving up");
-            std::process::abort();
+            for path in MOUNTPOINTS.lock().unwrap().iter() {
+                let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH);
+            }
+            std::process::exit(1);
         });
     });
 }

@@ -12,7 +12,7 @@ use super::{
     stat,
 };
 use nacre_vfs::{Attr, Entry, Errno, FileId, Kind, Name, Node, Result};
-use rustix::fs::{Mode, OFlags, Statx};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, Statx};
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
@@ -139,6 +139,15 @@ impl Shared {
             Err(error) if is_gone(error) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// What `access(2)` says of the file, by the effective ids of this process.
+    pub(super) fn access(&self, node: &Arc<HostNode>, mask: u32) -> Result<()> {
+        let pin = self.pin(node)?;
+        // The magic link leads to the file itself: by the name ".", a directory would have to be searchable as well.
+        let path = nacre_sys::inode::proc_path(pin.fd());
+        let wanted = Access::from_bits_truncate(mask) & (Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK);
+        rustix::fs::accessat(rustix::fs::CWD, path, wanted, AtFlags::EACCESS).map_err(errno)
     }
 
     /// Attributes of the file behind a descriptor that is known to be the node's.

@@ -1,12 +1,15 @@
 //! Removing and renaming, and what both mean for links that are shown as their targets.
 //!
 //! The targets of such links may lie anywhere; what is removed or replaced there is reached through the real directory of the target,
-//! found by following the link once, and only if that directory's entry still is the file that the link led to.
+//! found by following the link once, and only if that directory's entry still is the file that the link led to. The door has checked the
+//! directory of the link, not that of the target: so the way there is gone, and the right to change that directory is asked for, with the
+//! caller's own rights. Otherwise whoever may make a link in the source could replace any file of the system.
 
 use super::{Shared, errno, locate::is_gone, stat};
-use crate::spec::SymlinkDeletion;
-use nacre_vfs::{Errno, Kind, Name, Node, RenameFlags, Result};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use crate::{accounts::Processes, spec::SymlinkDeletion, system::SystemProcesses};
+use nacre_sys::credentials;
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use std::{
     ffi::OsStr,
     os::{
@@ -30,6 +33,27 @@ impl Target {
     }
 }
 
+/// Follows a link to its target's real directory and name, for a caller who wants that name removed or replaced.
+///
+/// # Errors
+/// EACCES and EPERM where the caller could not do so there; what following the link says.
+fn target_for(caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
+    if caller.uid == 0 || caller.uid == rustix::process::geteuid().as_raw() {
+        return target_of(directory, name);
+    }
+    let groups = SystemProcesses.supplementary_groups(caller.pid)?;
+    let find = || {
+        let target = target_of(directory, name)?;
+        let path = nacre_sys::inode::proc_path(target.directory.as_fd());
+        rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(errno)?;
+        let (place, file) = (stat::of_file(target.directory.as_fd())?, stat::of_name(target.directory.as_fd(), &target.name)?);
+        // What the sticky bit asks for (unlink(2), rename(2)).
+        let sticky = u32::from(place.stx_mode) & 0o1000 != 0;
+        if sticky && ![place.stx_uid, file.stx_uid].contains(&caller.uid) { Err(Errno::EPERM) } else { Ok(target) }
+    };
+    credentials::as_ordinary_user(caller.uid, caller.gid, &groups, find)?
+}
+
 /// Follows a link to its target's real directory and name.
 fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
     let target = rustix::fs::openat(directory, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
@@ -45,30 +69,30 @@ fn target_of(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Target> {
 }
 
 impl Shared {
-    pub(super) fn unlink(&self, parent: &Node, name: Name<'_>) -> Result<()> {
+    pub(super) fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let (_, held) = self.enter(parent)?;
         if self.resolves_links() && is_link(held.fd(), name.bytes())? {
-            return self.remove_link(held.fd(), name.bytes());
+            return self.remove_link(caller, held.fd(), name.bytes());
         }
         rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::empty()).map_err(errno)
     }
 
-    pub(super) fn rmdir(&self, parent: &Node, name: Name<'_>) -> Result<()> {
+    pub(super) fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let (_, held) = self.enter(parent)?;
         // A link to a directory looks like one, and is removed like one.
         if self.resolves_links() && is_link(held.fd(), name.bytes())? {
-            return self.remove_link(held.fd(), name.bytes());
+            return self.remove_link(caller, held.fd(), name.bytes());
         }
         rustix::fs::unlinkat(held.fd(), name.bytes(), AtFlags::REMOVEDIR).map_err(errno)
     }
 
-    fn remove_link(&self, directory: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    fn remove_link(&self, caller: &Caller, directory: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let unlink = || rustix::fs::unlinkat(directory, name, AtFlags::empty()).map_err(errno);
         match self.options.symlink_deletion {
             SymlinkDeletion::SymlinkOnly => unlink(),
             SymlinkDeletion::Deny => Err(Errno::EPERM),
             SymlinkDeletion::SymlinkFirst => {
-                let target = target_of(directory, name);
+                let target = target_for(caller, directory, name);
                 unlink()?;
                 if let Err(error) = target.and_then(|target| target.remove()) {
                     tracing::debug!(%error, "the target of a removed link stays");
@@ -76,7 +100,7 @@ impl Shared {
                 Ok(())
             }
             SymlinkDeletion::TargetFirst => {
-                match target_of(directory, name).and_then(|target| target.remove()) {
+                match target_for(caller, directory, name).and_then(|target| target.remove()) {
                     Err(error) if !is_gone(error) => return Err(error),
                     _ => {}
                 }
@@ -85,7 +109,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn rename(&self, from: (&Node, Name<'_>), to: (&Node, Name<'_>), flags: RenameFlags) -> Result<()> {
+    pub(super) fn rename(&self, caller: &Caller, from: (&Node, Name<'_>), to: (&Node, Name<'_>), flags: RenameFlags) -> Result<()> {
         let (_, old) = self.enter(from.0)?;
         let (new_parent, new) = self.enter(to.0)?;
         self.watch.before_names(&new_parent, new.fd());
@@ -93,7 +117,7 @@ impl Shared {
         let flags = rustix::fs::RenameFlags::from_bits_retain(flags.0);
         if self.resolves_links() && flags.is_empty() && matches!(is_link(new.fd(), new_name), Ok(true)) {
             // Onto a link: what it shows is replaced, the link stays.
-            match target_of(new.fd(), new_name) {
+            match target_for(caller, new.fd(), new_name) {
                 Ok(target) => {
                     let onto = (&target.directory, OsStr::from_bytes(&target.name));
                     return rustix::fs::renameat_with(old.fd(), old_name, onto.0, onto.1, flags).map_err(errno);

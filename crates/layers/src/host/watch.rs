@@ -6,11 +6,16 @@
 //! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
+//! What programs write through us is written by the kernel in their name, under their process id; so files are opened for writing through
+//! a mount of our own, which is left out of the reports (`watch/own_mounts.rs`): a write then costs no event, and whoever else writes to
+//! the same file is still reported.
+//!
 //! Invariants: a watch is in place before what it covers is read. Lost events, or a file that leaves the watched part, drop everything.
 //! Stores to a shared mapping are noticed when the file is closed, as the kernel tells nothing earlier.
 
 mod event_loop;
 mod inotify;
+mod own_mounts;
 
 use super::{
     Shared, hosted,
@@ -22,6 +27,7 @@ use crate::spec::HostCoherence;
 use inotify::DirectoryWatches;
 use nacre_sys::fanotify;
 use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};
+use own_mounts::OwnMounts;
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{Mode, OFlags};
 use std::{
@@ -112,7 +118,10 @@ struct Running {
     others: RwLock<HashMap<u32, Method>>,
     /// An open file of each marked file system, by the id that its events carry.
     mounts: Mutex<HashMap<[i32; 2], Arc<OwnedFd>>>,
-    /// Files that are open for writing through us: their own writes must not empty the caches in front of them.
+    /// The mounts that files are opened for writing through.
+    own_mounts: OwnMounts,
+    /// Files that are open for writing through us, where directories are watched one by one: their own writes must not empty the caches in
+    /// front of them.
     writers: Mutex<HashMap<FileId, usize>>,
     /// The thread has failed: nothing is promised any more.
     failed: AtomicBool,
@@ -126,14 +135,15 @@ impl Running {
         if device == watch.root_device { Some(self.root_method) } else { self.others.read().get(&device).copied() }
     }
 
-    /// Watches the file system of `file` (not an `O_PATH` descriptor) in the best way there is.
-    fn watch_file_system(&self, file: OwnedFd) -> Method {
+    /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way there is.
+    fn watch_file_system(&self, device: u32, file: OwnedFd) -> Method {
         if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
             return Method::Unseen;
         }
         if let Some(group) = &self.group {
             match event_loop::mark(group.as_fd(), file.as_fd()) {
                 Ok(id) => {
+                    self.own_mounts.add(group.as_fd(), device, file.as_fd());
                     self.mounts.lock().insert(id, Arc::new(file));
                     return Method::Marked;
                 }
@@ -184,9 +194,19 @@ impl Watch {
         let opened = rustix::fs::openat(directory, name, flags, Mode::empty()).ok();
         // Only what is still the same file system may stand for it.
         let opened = opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
-        let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(file));
+        let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(found.device, file));
         running.others.write().insert(found.device, method);
         method == Method::Marked
+    }
+
+    /// A file was opened for writing: the descriptor to write through, so that what is written is not reported back to us.
+    pub(super) fn unreported(&self, node: &HostNode, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
+        let Some(running) = self.running.get() else { return descriptor };
+        // A link that is shown as its target is a file of its own in front of us; only a report tells the target of its changes.
+        if node.is_resolved() || node.kind() != Kind::File {
+            return descriptor;
+        }
+        running.own_mounts.open(node.device(), descriptor, flags)
     }
 
     /// A file was opened for writing through us. Answers whether [`Watch::written`] is to be told of the end.
@@ -209,6 +229,12 @@ impl Watch {
                 writers.remove(&id);
             }
         }
+    }
+
+    /// The notification group of marks.
+    #[cfg(test)]
+    pub(super) fn group(&self) -> Option<BorrowedFd<'_>> {
+        self.running.get()?.group.as_ref().map(AsFd::as_fd)
     }
 
     /// How many directories are watched one by one.
@@ -303,13 +329,14 @@ fn try_start(shared: &Arc<Shared>, group: Option<OwnedFd>, channel: Sender<Inval
         root_method: Method::Unseen,
         others: RwLock::default(),
         mounts: Mutex::default(),
+        own_mounts: OwnMounts::default(),
         writers: Mutex::default(),
         failed: AtomicBool::new(false),
         stop,
         thread: Mutex::default(),
     };
     let root = shared.open_directory(&shared.root).map_err(|error| std::io::Error::from_raw_os_error(error.raw()))?;
-    running.root_method = running.watch_file_system(root);
+    running.root_method = running.watch_file_system(shared.watch.root_device, root);
     if shared.watch.running.set(running).is_err() {
         return Err(std::io::Error::other("already watching"));
     }

@@ -12,6 +12,13 @@ use nacre_vfs::{Errno, Kind, Result, XattrFlags};
 use std::{io, sync::Arc};
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+
+/// Refuses changes that nobody has judged: of `system.*`, the kernel in front of us checks the POSIX ACLs and leaves everything else (the
+/// ACLs of NFS and SMB, the attributes of NTFS) to the storage, which here sees this process and not the caller.
+fn refuse_unjudged(name: &[u8]) -> Result<()> {
+    if name.starts_with(b"system.") && ![ACCESS_ACL, DEFAULT_ACL].contains(&name) { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
+}
 
 impl Shared {
     /// Runs a call that reads.
@@ -58,6 +65,7 @@ impl Shared {
     }
 
     pub(super) fn setxattr(&self, node: &Arc<HostNode>, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        refuse_unjudged(name)?;
         let bits = i32::from(flags.create) | i32::from(flags.replace) << 1;
         if name != ACCESS_ACL {
             return self.change_attribute(node, |target| xattrat::set(target, name, value, bits));
@@ -75,6 +83,22 @@ impl Shared {
     }
 
     pub(super) fn removexattr(&self, node: &Arc<HostNode>, name: &[u8]) -> Result<()> {
+        refuse_unjudged(name)?;
         self.change_attribute(node, |target| xattrat::remove(target, name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_the_storage_would_judge_is_not_changed_for_others() {
+        for name in ["user.k", "trusted.k", "security.capability", "system.posix_acl_access", "system.posix_acl_default", "btrfs.compression"] {
+            assert_eq!(refuse_unjudged(name.as_bytes()), Ok(()), "{name}");
+        }
+        for name in ["system.nfs4_acl", "system.cifs_acl", "system.ntfs_security", "system."] {
+            assert_eq!(refuse_unjudged(name.as_bytes()), Err(Errno::EOPNOTSUPP), "{name}");
+        }
     }
 }

@@ -167,6 +167,29 @@ fn mirror_shows_everyone_as_owner_and_mirror_only_shuts_others_out() {
 }
 
 #[test]
+fn whom_mirror_only_shuts_out_gets_nowhere_whatever_mode_the_kernel_has_in_mind() {
+    let both = Both::new(|spec| spec.mirror_only = Some("alice".into()));
+    let node = both.file("f", 0o777, 0, 0).node;
+    let outsider = Caller { uid: 1002, ..ALICE };
+    let sees = |caller: &Caller| both.seen.lookup(caller, &both.root(), name("f")).map(drop);
+    let opens = |caller: &Caller| both.seen.open(caller, &node, OpenFlags::READ).map(drop);
+    for refused in [
+        sees(&outsider),
+        opens(&outsider),
+        both.seen.create(&outsider, &both.root(), name("new"), 0o600, OpenFlags::WRITE).map(drop),
+        both.seen.mkdir(&outsider, &both.root(), name("new"), 0o700).map(drop),
+        both.seen.unlink(&outsider, &both.root(), name("f")),
+        both.seen.rename(&outsider, &both.root(), name("f"), &both.root(), name("g"), RenameFlags::default()),
+    ] {
+        assert_eq!(refused, Err(Errno::EACCES));
+    }
+    for caller in [ALICE, Caller::ROOT] {
+        assert_eq!((sees(&caller), opens(&caller)), (Ok(()), Ok(())));
+    }
+    assert_eq!(both.seen.getattr(&outsider, &node, None).map(|attr| attr.mode), Ok(0), "what the kernel needs to refuse by itself");
+}
+
+#[test]
 fn block_devices_show_their_size() {
     let device = |minor| Attr { rdev_major: 8, rdev_minor: minor, ..attr(Kind::Block) };
     let files = |spec: &mut RemapSpec| spec.block_devices_as_files = true;

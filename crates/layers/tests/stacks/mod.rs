@@ -3,8 +3,8 @@
 //! Callers: `conformance.rs` and `model.rs`. A new layer is added here, and both suites cover it.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use nacre_layers::spec::StackSpec;
 use nacre_layers::context::Context;
+use nacre_layers::spec::StackSpec;
 use nacre_layers::stack;
 use nacre_vfs::Layer;
 use std::path::Path;

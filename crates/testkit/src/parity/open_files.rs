@@ -116,8 +116,11 @@ fn reopening(log: &mut Log) {
 }
 
 fn execution(log: &mut Log) {
-    std::fs::copy("/bin/true", log.at("true")).expect("copy");
-    rustix::fs::chmod(log.at("true"), Mode::from_raw_mode(0o755)).expect("chmod");
+    // Made by a process of its own: a descriptor for writing in this one could be inherited by a child of another test, and a program
+    // that is open for writing cannot be run.
+    let make = "cp /bin/true true; chmod 755 true; printf '#!/bin/sh\\nexit 7\\n' > script; chmod 755 script";
+    let made = std::process::Command::new("sh").args(["-c", make]).current_dir(log.at("")).status();
+    log.say(format!("made: {:?}", made.map(|status| status.code()).map_err(|error| error.raw_os_error())));
     let run = |log: &mut Log, what: &str| {
         let status = std::process::Command::new(log.at("true")).status();
         log.say(format!("{what}: {:?}", status.map(|status| status.code()).map_err(|error| error.raw_os_error())));
@@ -128,8 +131,6 @@ fn execution(log: &mut Log) {
     drop(writer);
     rustix::fs::chmod(log.at("true"), Mode::from_raw_mode(0o644)).expect("chmod");
     run(log, "a program without permission");
-    log.file("script", b"#!/bin/sh\nexit 7\n");
-    rustix::fs::chmod(log.at("script"), Mode::from_raw_mode(0o755)).expect("chmod");
     let status = std::process::Command::new(log.at("script")).status();
     log.say(format!("a script: {:?}", status.map(|status| status.code()).map_err(|error| error.raw_os_error())));
 }

@@ -121,6 +121,43 @@ fn renaming_moves_links_and_replaces_targets() {
 }
 
 #[test]
+fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !is_root() {
+        return;
+    }
+    let user = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0 };
+    for (mode, owner, reachable, admitted) in [
+        (0o755, 0, true, false),
+        (0o757, 0, true, true),
+        (0o757, 0, false, false),
+        (0o700, 4001, true, true),
+        (0o1777, 0, true, false),
+    ] {
+        let (door, outside) = resolving(SymlinkDeletion::TargetFirst);
+        assert!(door.host.judges_callers());
+        let inner = outside.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::write(inner.join("victim"), b"victim").unwrap();
+        fs::set_permissions(&inner, fs::Permissions::from_mode(mode)).unwrap();
+        chown(&inner, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(outside.path(), fs::Permissions::from_mode(if reachable { 0o755 } else { 0o700 })).unwrap();
+        fs::set_permissions(door.source.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        symlink(inner.join("victim"), door.path("link")).unwrap();
+        fs::write(door.path("fresh"), b"fresh").unwrap();
+        let root = door.root();
+        let replaced = door.host.rename(&user, &root, name(b"fresh"), &root, name(b"link"), RenameFlags(0));
+        let what = format!("{mode:o} of {owner}, reachable: {reachable}");
+        assert_eq!(replaced.is_ok(), admitted, "{what}: {replaced:?}");
+        assert_eq!(native(inner.join("victim")), if admitted { &b"fresh"[..] } else { b"victim" }, "{what}");
+        let removed = door.host.unlink(&user, &root, name(b"link"));
+        assert_eq!(removed.is_ok(), admitted, "{what}: {removed:?}");
+        assert_eq!(inner.join("victim").exists(), !admitted, "{what}");
+        assert_eq!(door.path("link").symlink_metadata().is_ok(), !admitted, "{what}");
+    }
+}
+
+#[test]
 fn kept_links_are_links() {
     let door = Door::new();
     symlink("target", door.path("link")).unwrap();

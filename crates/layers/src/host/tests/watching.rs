@@ -90,6 +90,143 @@ fn a_whole_file_system_is_watched() {
     while receiver.recv().is_ok() {}
 }
 
+/// The same as a program in front of us, whose writes the kernel makes on our descriptor but in that program's name.
+fn client_writes(file: &Opened) {
+    let descriptor = file.backing().unwrap().try_clone_to_owned().unwrap();
+    let status = Command::new("sh").arg("-c").arg("echo content").stdout(descriptor).status().unwrap();
+    assert!(status.success());
+}
+
+/// Waits for the notice of a change made just now, after which all earlier ones have come; fails on one of `unwanted`.
+fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileId) {
+    shell(door, "touch marker; rm marker");
+    let root = door.host.root().unwrap().attr;
+    expect(receiver, |notice| {
+        assert_ne!(*notice, Invalidation::Content { id: unwanted });
+        is_entry(&root, "marker")(notice)
+    });
+}
+
+/// How many marks the notification group has.
+fn marks(door: &Door) -> usize {
+    use std::os::fd::AsRawFd;
+    let group = door.host.shared.watch.group().unwrap().as_raw_fd();
+    let information = fs::read_to_string(format!("/proc/self/fdinfo/{group}")).unwrap();
+    information.lines().filter(|line| line.starts_with("fanotify ") && !line.starts_with("fanotify flags:")).count()
+}
+
+#[test]
+fn what_is_written_through_us_is_not_reported_but_what_others_write_to_the_same_file_is() {
+    let (door, receiver) = watched();
+    if door.host.shared.watch.method() != "fanotify" {
+        return;
+    }
+    let (entry, created) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
+    let opened = door.open("file", OpenFlags::READ_WRITE.raw()).unwrap();
+    let (_, nameless) = {
+        let flags = OpenFlags(OpenFlags::READ_WRITE.raw());
+        door.host.tmpfile(&Caller::ROOT, &door.root(), 0o600, flags).unwrap()
+    };
+    for file in [&created, &opened, &nameless] {
+        client_writes(file);
+    }
+    nothing_about(&door, &receiver, entry.attr.id);
+    // While it is open for writing through us, and although we have written to it.
+    shell(&door, "echo theirs >> file");
+    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    client_writes(&opened);
+    drop((created, opened, nameless));
+    nothing_about(&door, &receiver, entry.attr.id);
+    shell(&door, "echo theirs >> file");
+    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    assert_eq!(door.host.coherence(Scope::Attributes(&entry.node, &entry.attr)), Coherence::Watched);
+}
+
+#[test]
+fn another_name_and_no_name_make_no_difference() {
+    let (door, receiver) = watched();
+    if door.host.shared.watch.method() != "fanotify" {
+        return;
+    }
+    let (entry, file) = door.create(&Caller::ROOT, "file", 0o644, 0o2).unwrap();
+    door.link("file", "linked").unwrap();
+    let linked = door.open("linked", OpenFlags::WRITE.raw()).unwrap();
+    client_writes(&linked);
+    nothing_about(&door, &receiver, entry.attr.id);
+    shell(&door, "echo theirs >> linked");
+    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    door.rename("file", "moved", 0).unwrap();
+    door.unlink("linked").unwrap();
+    door.unlink("moved").unwrap();
+    client_writes(&file);
+    client_writes(&linked);
+    nothing_about(&door, &receiver, entry.attr.id);
+}
+
+#[test]
+fn writes_through_a_link_shown_as_its_target_are_reported_for_the_target() {
+    let watch = |options: &mut HostOptions| {
+        options.coherence = HostCoherence::Watch;
+        options.symlinks = crate::spec::Symlinks::Resolve;
+    };
+    let door = Door::with(watch, 64);
+    let (sender, receiver) = channel();
+    door.host.watch(sender);
+    if door.host.shared.watch.method() != "fanotify" {
+        return;
+    }
+    shell(&door, "echo old > target; ln -s target link");
+    let target = door.find("target").unwrap();
+    assert_ne!(door.find("link").unwrap().attr.id, target.attr.id);
+    nothing_about(&door, &receiver, FileId { fs: 0, ino: 0, generation: 0 });
+    let open = door.open("link", OpenFlags::WRITE.raw()).unwrap();
+    client_writes(&open);
+    expect(&receiver, |notice| *notice == Invalidation::Content { id: target.attr.id });
+}
+
+#[test]
+fn open_files_leave_no_marks_and_no_descriptors() {
+    let (door, receiver) = watched();
+    if door.host.shared.watch.method() != "fanotify" {
+        return;
+    }
+    // One for the file system, one for our own mount of it.
+    assert_eq!(marks(&door), 2);
+    for round in 0..50 {
+        let (_, created) = door.create(&Caller::ROOT, &format!("file{round}"), 0o644, 0o1).unwrap();
+        let again = door.open(&format!("file{round}"), OpenFlags::WRITE.raw()).unwrap();
+        client_writes(&created);
+        client_writes(&again);
+        assert_eq!(marks(&door), 2);
+        if round % 2 == 0 {
+            door.unlink(&format!("file{round}")).unwrap();
+        }
+    }
+    assert_eq!(marks(&door), 2);
+    drop((door, receiver));
+}
+
+#[test]
+fn a_file_opened_through_our_own_mount_is_opened_as_asked() {
+    let (door, _receiver) = watched();
+    let (_, file) = door.create(&Caller::ROOT, "file", 0o600, 0o1).unwrap();
+    file.write(b"0123456789", 0).unwrap();
+    // Write-only, as it was asked for.
+    assert_eq!(file.read(&mut [0; 4], 0).unwrap_err(), Errno::EBADF);
+    let append = door.open("file", OpenFlags::READ_WRITE.raw() | OpenFlags::APPEND).unwrap();
+    append.write(b"abc", 0).unwrap();
+    let mut buffer = [0; 16];
+    assert_eq!(append.read(&mut buffer, 8).unwrap(), 5);
+    assert_eq!(&buffer[..5], b"89abc");
+    let truncated = door.open("file", OpenFlags::WRITE.raw() | OpenFlags::TRUNC).unwrap();
+    truncated.write(b"new", 0).unwrap();
+    assert_eq!(native(door.path("file")), b"new");
+    // Two open files, not two copies of one: each may be locked by itself.
+    let kind = nacre_vfs::LockKind::Write;
+    append.flock(LockOwner(1), kind, false).unwrap();
+    assert_eq!(truncated.flock(LockOwner(2), kind, false).unwrap_err(), Errno::EAGAIN);
+}
+
 #[test]
 fn single_directories_are_watched() {
     let door = Door::with(|options| options.coherence = HostCoherence::Watch, 64);

@@ -1,6 +1,7 @@
 //! The watcher's thread: waits for events, turns them into invalidations, sends them.
 //!
-//! Invariants: it sleeps in the kernel while nothing happens; after a batch it rests a moment, so that a storm of events comes in batches;
+//! Invariants: it sleeps in the kernel while nothing happens; the first event is taken at once, and after a batch it rests a moment, so that
+//! a storm of events comes in batches and costs those who cause it no wake-up each;
 //! it never keeps the source alive (a weak reference, upgraded per batch).
 
 use super::{
@@ -14,7 +15,7 @@ use nacre_sys::{
 };
 use nacre_vfs::{FileId, Invalidation};
 use rustix::{
-    event::{PollFd, PollFlags},
+    event::{PollFd, PollFlags, Timespec},
     fs::inotify::ReadFlags,
 };
 use std::{
@@ -22,14 +23,13 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Weak, atomic::Ordering, mpsc::Sender},
-    time::Duration,
 };
 
 /// Bytes of events read at once.
 const BUFFER: usize = 64 << 10;
 
-/// The pause after a batch: bounds how late a notice can be in a storm.
-const REST: Duration = Duration::from_millis(2);
+/// The pause after a batch: bounds how late a notice can be in a storm, and gives equal events time to become one in the kernel's queue.
+const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 6_000_000 };
 
 /// Identities of handles that are remembered.
 const HANDLES_MAX: usize = 8192;
@@ -108,8 +108,9 @@ pub(super) fn run(sources: &Sources, shared: &Weak<Shared>, channel: &Sender<Inv
     let mut buffer = vec![0_u8; BUFFER];
     let mut known: HashMap<Key, FileId> = HashMap::new();
     let mut alarm = Alarm { shared, channel, armed: true };
+    let mut rest = None;
     loop {
-        match wait(sources) {
+        match wait(sources, rest) {
             Ok(true) => {}
             Ok(false) => {
                 alarm.armed = false;
@@ -134,16 +135,25 @@ pub(super) fn run(sources: &Sources, shared: &Weak<Shared>, channel: &Sender<Inv
                 return;
             }
         }
-        std::thread::sleep(REST);
+        rest = Some(REST);
     }
 }
 
-/// Waits for events; false when told to stop.
-fn wait(sources: &Sources) -> io::Result<bool> {
-    let mut waited = vec![PollFd::new(&sources.stop, PollFlags::IN)];
+/// Rests, if so told, then waits for events; false when told to stop.
+fn wait(sources: &Sources, rest: Option<Timespec>) -> io::Result<bool> {
+    let stop = PollFd::new(&sources.stop, PollFlags::IN);
+    if rest.is_some() && !poll(&mut [stop.clone()], rest.as_ref())? {
+        return Ok(false);
+    }
+    let mut waited = vec![stop];
     waited.extend(sources.group.as_ref().map(|group| PollFd::new(group, PollFlags::IN)));
     waited.extend(sources.directories.as_ref().map(|directories| PollFd::from_borrowed_fd(directories.fd(), PollFlags::IN)));
-    match rustix::event::poll(&mut waited, None) {
+    poll(&mut waited, None)
+}
+
+/// Polls; false when the first descriptor tells to stop.
+fn poll(waited: &mut [PollFd<'_>], most: Option<&Timespec>) -> io::Result<bool> {
+    match rustix::event::poll(waited, most) {
         Ok(_) => Ok(waited.first().is_some_and(|stop| stop.revents().is_empty())),
         Err(rustix::io::Errno::INTR) => Ok(true),
         Err(error) => Err(error.into()),
@@ -255,8 +265,8 @@ fn directory_event(shared: &Shared, node: &Arc<super::super::node::HostNode>, ma
         return;
     }
     if mask.intersects(ReadFlags::CREATE | ReadFlags::DELETE | ReadFlags::MOVED_FROM | ReadFlags::MOVED_TO) {
+        // It says by itself that the directory has changed, too.
         batch.push(Invalidation::Entry { parent: node.id(), name: name.into() });
-        batch.push(Invalidation::Attributes { id: node.id() });
     }
     if mask.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
         return;
