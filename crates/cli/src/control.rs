@@ -88,10 +88,13 @@ impl Server {
     /// A socket that cannot be made.
     pub fn start(directory: &Path, answer: Arc<dyn Fn(Request) -> Answer + Send + Sync>) -> Result<Server, Failure> {
         let path = directory.join(format!("{}.sock", std::process::id()));
+        let unready = path.with_extension("new");
         // A socket of our own number is left from a process that is gone.
-        let _ = fs::remove_file(&path);
+        let _ = fs::remove_file(&unready);
         let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
-        let listener = UnixListener::bind(&path).map_err(failed)?;
+        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its name only when it answers.
+        let listener = UnixListener::bind(&unready).map_err(failed)?;
+        fs::rename(&unready, &path).map_err(failed)?;
         let answering = Arc::new(RwLock::new(()));
         let gate = Arc::clone(&answering);
         let serve = move || {
@@ -295,6 +298,12 @@ pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
         let text = crate::report::path_text(&absolute);
         match peers.iter().position(|peer| peer.report.mountpoint == text) {
             Some(place) => chosen.push(peers.remove(place)),
+            None if crate::kernel_engine::records()?.iter().any(|report| report.mountpoint == text) => {
+                return Err(Failure::new(format!("the kernel alone serves {text} (--engine=kernel): there is no process to ask")).next(
+                    "what it shows cannot be changed while it is mounted; unmount it and mount it again, with --engine=fuse for rules \
+                     that can be reloaded",
+                ));
+            }
             None => {
                 return Err(Failure::new(format!("no mount of nacre answers at {text}"))
                     .exit(Exit::NotFound)

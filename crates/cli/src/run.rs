@@ -22,6 +22,10 @@ use std::{
 
 /// The whole program.
 pub fn main() -> ExitCode {
+    // Whoever starts us may ignore the ends of children; we wait for ours. No child, no thread yet.
+    if let Err(error) = nacre_sys::signals::keep_ended_children() {
+        return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
+    }
     let mut arguments = std::env::args_os();
     let argv0 = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
     let arguments: Vec<OsString> = arguments.collect();

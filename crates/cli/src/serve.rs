@@ -131,12 +131,14 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     check_sources(&spec, &mountpoint)?;
     let stack = build(&spec, &context)?;
     stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let mount =
-        Mount::start(Arc::clone(&stack.layer), fuse_options(plan, &spec, &mountpoint, &source)).map_err(|error| unmountable(&error))?;
+    let options = fuse_options(plan, &spec, &mountpoint, &source);
+    let judged_below = !options.default_permissions;
+    let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
     let serving = Arc::new(Serving {
         about: figures::About { source, engine_reason: reason, immutable: plan.door.immutable, started: Instant::now() },
         spec: Mutex::new(spec),
         mount,
+        judged_below,
         stack,
         context,
     });
@@ -165,6 +167,8 @@ struct Serving {
     about: figures::About,
     spec: Mutex<StackSpec>,
     mount: Mount,
+    /// The kernel checks no permissions, so no rule may change what they are.
+    judged_below: bool,
     stack: Stack,
     context: Context,
 }
@@ -193,6 +197,10 @@ impl Serving {
         let mut spec = self.spec.lock();
         let mut changed = spec.clone();
         if let Some(rules) = rules {
+            if self.judged_below && rules != RemapSpec::default() {
+                return Err(Failure::new("this mount was made without rules, for one user: the kernel would not enforce them")
+                    .next("unmount it and mount it again with the rules"));
+            }
             let remap = changed.layers.iter_mut().find_map(|layer| match layer {
                 LayerSpec::Remap(remap) => Some(remap),
                 _ => None,
@@ -282,7 +290,7 @@ pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
 fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
     // Rate limits and directory services may wait long: another thread serves the queue meanwhile, and a killed caller ends the wait.
-    context.waiting = Arc::new(|call| match fusewire::blocking(|| call()) {
+    context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {
         Ok(()) => Ok(()),
         Err(error) if error.0 == Errno::EAGAIN.raw() => {
             // No further thread can be had: wait in this one.
@@ -409,16 +417,24 @@ fn subtype(plan: &MountPlan) -> String {
     plan.door.subtype.clone().unwrap_or_else(|| program.to_owned())
 }
 
-/// Whether a source lies on a file system that is itself stacked on others.
-fn is_stacked(spec: &StackSpec) -> bool {
-    const OVERLAY: u64 = 0x794c_7630;
-    const FUSE: u64 = 0x6573_5546;
+/// File systems that are themselves stacked on others.
+const STACKED: &[u64] = &[OVERLAY, FUSE];
+
+/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P, Ceph, AFS, and what FUSE may hide.
+const REPORTING_AT_CLOSE: &[u64] = &[0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x6b41_4653, FUSE];
+
+// Magic numbers of statfs(2).
+const OVERLAY: u64 = 0x794c_7630;
+const FUSE: u64 = 0x6573_5546;
+
+/// Whether a source lies on one of these kinds of file system.
+fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
     let sources = spec.layers.iter().filter_map(|layer| match layer {
         LayerSpec::Host(host) => Some(&host.source),
         _ => None,
     });
     // A source that cannot be asked fails with its own message when it is opened.
-    sources.filter_map(|source| rustix::fs::statfs(source).ok()).any(|figures| [OVERLAY, FUSE].contains(&(figures.f_type as u64)))
+    sources.filter_map(|source| rustix::fs::statfs(source).ok()).any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
 
 /// Whether the storage itself judges every access: of an ordinary user who mounts for himself alone, whose rights this process has, a
@@ -427,9 +443,18 @@ fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
     let as_it_is = |layer: &LayerSpec| match layer {
         LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
         LayerSpec::Throttle(_) | LayerSpec::Trace(_) => true,
-        LayerSpec::Mem(_) | LayerSpec::Remap(_) | LayerSpec::Readonly(_) => false,
+        LayerSpec::Remap(remap) => **remap == RemapSpec::default(),
+        LayerSpec::Mem(_) | LayerSpec::Readonly(_) => false,
     };
-    !door.allow_other && !door.immutable && !rustix::process::geteuid().is_root() && spec.layers.iter().all(as_it_is)
+    !door.allow_other && !door.immutable && spec.layers.iter().all(as_it_is) && is_ordinary()
+}
+
+/// Whether this process may do what its user may, and nothing else.
+fn is_ordinary() -> bool {
+    use rustix::{process, thread};
+    let own_ids = process::geteuid() == process::getuid() && process::getegid() == process::getgid();
+    let powerless = thread::capabilities(None).is_ok_and(|sets| sets.effective.is_empty());
+    own_ids && powerless && !process::geteuid().is_root()
 }
 
 fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &str) -> FuseOptions {
@@ -453,7 +478,8 @@ fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &
             Transport::Device => TransportChoice::Device,
         },
         passthrough: if door.passthrough { PassthroughChoice::Auto } else { PassthroughChoice::Off },
-        stacked: is_stacked(spec),
+        stacked: lies_on(spec, STACKED),
+        reports_at_close: lies_on(spec, REPORTING_AT_CLOSE),
         immutable: door.immutable,
         lock_forwarding: door.lock_forwarding,
         direct_io: door.direct_io,

@@ -1,3 +1,5 @@
+//! Tests of the inode table: identity, lookup counts, reuse of ids, memory.
+
 use super::*;
 use nacre_vfs::Time;
 use std::sync::Arc;

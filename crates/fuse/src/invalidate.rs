@@ -202,9 +202,6 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
         everything(control, shared);
         return;
     }
-    if !batch.names.is_empty() {
-        control.release_all_kept();
-    }
     deliver_files(&batch.files, control, shared);
     if control.layer_checks() && batch.attributes.iter().any(|id| shared.inodes.find(id).is_some_and(|it| shared.inodes.is_directory(it))) {
         // Who may pass it may have changed, which shows when its names are looked up.
@@ -212,6 +209,11 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
     }
     let found = batch.names.iter().filter_map(|(parent, names)| Some((shared.inodes.find(parent)?, names)));
     let names: Vec<(u64, &[u8])> = found.flat_map(|(nodeid, names)| names.iter().map(move |name| (nodeid, &**name))).collect();
+    if !names.is_empty() {
+        // One of them may have been the last name of a kept file, which would hold its space. Elsewhere on the file system, whose
+        // every change is reported, names are nothing to us.
+        control.release_all_kept();
+    }
     let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));
     let files: Vec<(u64, bool)> = changed.filter_map(|(id, &content)| Some((shared.inodes.find(id)?, content))).collect();
     if !control.tell(&files, &names) {

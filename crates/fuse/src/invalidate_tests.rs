@@ -1,3 +1,5 @@
+//! Tests of the thread that takes cached answers back: order, repetition, overflow.
+
 use super::*;
 use nacre_vfs::{Attr, Kind, Node, Time};
 use std::sync::mpsc;
@@ -161,4 +163,20 @@ fn files_written_to_are_collected_and_taken_back_once_each() {
     assert_eq!(written(Some(Instant::now()), &recorder, &shared), None);
     assert_eq!(*recorder.0.lock(), ["inode 7 false", "inode 9 false"]);
     assert_eq!(written(None, &recorder, &shared), None);
+}
+
+#[test]
+fn where_the_layer_checks_a_changed_directory_makes_all_names_stale() {
+    for (layer_checks, expected) in [(false, 0), (true, 1)] {
+        let shared = shared();
+        let recorder = Recorder(Arc::default(), Arc::default(), layer_checks);
+        let mut batch = Batch::default();
+        // A name that came or went says nothing of who may pass.
+        batch.add(Invalidation::Entry { parent: attr(1).id, name: (*b"n").into() });
+        deliver(&batch, &recorder, &shared);
+        assert!(!recorder.0.lock().contains(&"all".to_owned()));
+        batch.add(Invalidation::Attributes { id: attr(1).id });
+        deliver(&batch, &recorder, &shared);
+        assert_eq!(recorder.0.lock().iter().filter(|text| *text == "all").count(), expected);
+    }
 }

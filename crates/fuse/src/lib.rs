@@ -5,10 +5,10 @@
 //! wherever the layer offers a descriptor. `docs/fuse-door.md` says what is cached for how long and how many requests each operation costs.
 //!
 //! ```text
-//!  fusewire ── door.rs ── ops/*.rs ── Layer
-//!                 │          │
-//!                 │   inodes.rs, open_files.rs, passthrough.rs      tables
-//!              invalidate.rs ◄── Invalidation ── Layer              own thread, the only one that notifies
+//!  fusewire -- door.rs -- ops/*.rs -- Layer
+//!                 |          |
+//!                 |   inodes.rs, open_files.rs, passthrough.rs      tables
+//!              invalidate.rs <-- Invalidation -- Layer              own thread, the only one that notifies
 //! ```
 #![forbid(unsafe_code)]
 

@@ -14,6 +14,7 @@ use crate::{
 use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_vfs::{Errno, Invalidation, Layer};
 use rustix::{
+    fs::{AtFlags, StatxFlags},
     mount::MountFlags,
     process::{Resource, getrlimit},
 };
@@ -164,8 +165,10 @@ impl Mount {
         if self.door.passthrough.refusal().is_none() {
             return;
         }
-        let Ok(stat) = rustix::fs::stat(&self.door.options.mountpoint) else { return };
-        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        // Without a request: a daemon that is killed while it waits for itself could not end.
+        let known = rustix::fs::statx(rustix::fs::CWD, &self.door.options.mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+        let Ok(stat) = known else { return };
+        let (major, minor) = (stat.stx_dev_major, stat.stx_dev_minor);
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
         if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
             tracing::debug!(%error, path, "read-ahead stays as it is");

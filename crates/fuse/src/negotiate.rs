@@ -60,7 +60,8 @@ impl CacheTimes {
     fn name_time(&self, coherence: Coherence) -> Duration {
         match coherence {
             _ if self.immutable => FOREVER,
-            Coherence::Watched if !self.epoch => WITHOUT_EPOCH,
+            // Also where nobody else changes anything: new rules may hide names or shut users out.
+            Coherence::Exclusive | Coherence::Watched if !self.epoch => WITHOUT_EPOCH,
             Coherence::Exclusive | Coherence::Watched => LONG,
             Coherence::Shared | Coherence::PerCaller => Duration::ZERO,
         }
@@ -90,7 +91,6 @@ const ALWAYS: u64 = init::ASYNC_READ
     | init::READDIRPLUS_AUTO
     | init::ASYNC_DIO
     | init::PARALLEL_DIROPS
-    | init::EXPLICIT_INVAL_DATA
     | init::HAS_IOCTL_DIR
     // Without it, each write in passthrough asks for `security.capability`. In return the door clears set-id bits.
     | init::HANDLE_KILLPRIV_V2
@@ -117,14 +117,16 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
         acls,
         masks,
         // Where the kernel checks nothing, somebody has to say who may list a directory.
-        opens_directories_itself: options.default_permissions
-            && (options.immutable || !shared)
-            && offer.has(init::NO_OPENDIR_SUPPORT),
+        opens_directories_itself: options.default_permissions && (options.immutable || !shared) && offer.has(init::NO_OPENDIR_SUPPORT),
         opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
         passthrough,
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
+    // Pages whose file changed unnoticed: the kernel drops them when it learns of new times, for which it asks at each read(2). Where changes
+    // are told of, it still drops them when it learns of another length (no EXPLICIT_INVAL_DATA): the length arrives before the notice,
+    // and the last page would show zeros, which a store to a mapping would even write back, where others have appended.
+    when(shared && !options.immutable, init::AUTO_INVAL_DATA);
     when(!shared, init::CACHE_SYMLINKS);
     when(agreement.opens_directories_itself, init::NO_OPENDIR_SUPPORT);
     when(agreement.opens_files_itself, init::NO_OPEN_SUPPORT);
@@ -180,10 +182,10 @@ mod tests {
     }
 
     #[test]
-    fn watched_names_stay_short_where_they_cannot_all_be_dropped() {
+    fn names_stay_short_where_they_cannot_all_be_dropped() {
         let times = CacheTimes { epoch: false, ..times(|_| {}) };
         assert_eq!(times.names(Coherence::Watched), WITHOUT_EPOCH);
-        assert_eq!(times.names(Coherence::Exclusive), LONG);
+        assert_eq!(times.names(Coherence::Exclusive), WITHOUT_EPOCH);
         assert_eq!(times.attributes(Coherence::Watched), LONG);
     }
 

@@ -86,6 +86,8 @@ pub struct FuseOptions {
     /// The storage below is itself stacked (overlayfs, or a FUSE mount with passthrough): passthrough then has to claim the deepest
     /// stack that the kernel allows, and nothing stackable can lie over this mount.
     pub stacked: bool,
+    /// The storage below may report a failed write as late as at close(2) (network file systems): each close is passed on.
+    pub reports_at_close: bool,
     /// Nobody will ever change what is shown: opens cost nothing, everything is cached for good. Implies `read_only`.
     pub immutable: bool,
     /// Locks are taken on the files below, so that they hold against processes outside of the mount.
@@ -130,6 +132,7 @@ impl FuseOptions {
             transport: TransportChoice::Auto,
             passthrough: PassthroughChoice::Auto,
             stacked: false,
+            reports_at_close: false,
             immutable: false,
             lock_forwarding: false,
             direct_io: false,

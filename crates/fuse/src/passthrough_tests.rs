@@ -1,3 +1,5 @@
+//! Tests of passthrough without a kernel: one mode per inode, kept files, bounds.
+
 use super::*;
 use nacre_vfs::{Attr, FileId, Kind, Node, Time};
 use std::{

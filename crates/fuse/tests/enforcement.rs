@@ -64,6 +64,28 @@ fn acls_of_the_source_decide() {
 }
 
 #[test]
+fn a_file_that_others_made_meanwhile_is_not_handed_out_as_a_new_one() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::exclusive(transport, |_| ());
+        open_to_all(&mirror);
+        for command in [">>", ">"] {
+            // The kernel learns that the name is free, and is not told otherwise.
+            assert!(fs::metadata(mirror.path("private")).is_err());
+            fs::write(mirror.below("private"), "secret").unwrap();
+            fs::set_permissions(mirror.below("private"), fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(!as_user(&format!("echo x 2>/dev/null {command} '{}'", mirror.path("private").display())), "{command}");
+            assert_eq!(fs::read(mirror.below("private")).unwrap(), b"secret", "{command}");
+            fs::remove_file(mirror.path("private")).unwrap();
+        }
+        // Whoever may open it, does.
+        assert!(fs::metadata(mirror.path("shared")).is_err());
+        fs::write(mirror.below("shared"), "a").unwrap();
+        OpenOptions::new().create(true).append(true).open(mirror.path("shared")).unwrap().write_all(b"b").unwrap();
+        assert_eq!(fs::read(mirror.below("shared")).unwrap(), b"ab");
+    });
+}
+
+#[test]
 fn forwarded_locks_hold_against_processes_outside() {
     on_each_transport(|transport| {
         let fill = |source: &Path| fs::write(source.join("f"), "locked").unwrap();

@@ -219,3 +219,31 @@ fn direct_io_reaches_the_daemon_each_time() {
         assert_eq!(odd, vec![b'x'; 333]);
     });
 }
+
+#[test]
+fn where_the_layer_judges_only_questions_of_permission_are_asked() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::new(transport, HostCoherence::Exclusive, some_files, |options| options.default_permissions = false);
+        let file = mirror.path("d/f1");
+        let look = || assert_eq!(fs::metadata(&file).unwrap().len(), 1024);
+        look();
+        // Neither ACLs nor attributes of the directories on the way.
+        assert_eq!(mirror.cost(look), counts([]));
+        assert!(!mirror.mount.status().acls);
+        let executable = || rustix::fs::access(&file, rustix::fs::Access::EXEC_OK).is_ok();
+        let mut cost = mirror.cost(|| assert!(!executable(), "for nobody, not even for root"));
+        cost.remove("GETATTR");
+        assert_eq!(cost, counts([("ACCESS", 1)]));
+        let list = || assert_eq!(fs::read_dir(mirror.path("d")).unwrap().count(), 50);
+        list();
+        let again = mirror.cost(list);
+        assert_eq!((again.get("OPENDIR"), again.get("READDIR"), again.get("READDIRPLUS")), (Some(&1), None, None), "{again:?}");
+        // Once fewer may pass, names are looked up anew, which is when the layer judges.
+        fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&2));
+        assert_eq!(mirror.cost(look), counts([]));
+        fs::set_permissions(mirror.path("d"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        // The kernel by itself asks for a directory whose mode was changed, and for nothing else: everybody may pass.
+        assert_eq!(mirror.cost(look).get("LOOKUP"), Some(&1));
+    });
+}

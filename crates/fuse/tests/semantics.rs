@@ -465,6 +465,44 @@ fn changes_below_show_in_a_watching_mount() {
     });
 }
 
+/// Never zeros in place of what others appended, and never what they overwrote where each read asks.
+#[test]
+fn a_reader_sees_what_others_write_meanwhile() {
+    in_each_mode(|transport, passthrough| {
+        for coherence in [HostCoherence::Revalidate, HostCoherence::Watch] {
+            let mirror = Mirror::new(
+                transport,
+                coherence,
+                |source| fs::write(source.join("log"), "hello").unwrap(),
+                |options| {
+                    options.passthrough = passthrough;
+                },
+            );
+            let asks = coherence == HostCoherence::Revalidate;
+            let reader = File::open(mirror.path("log")).unwrap();
+            let content = || {
+                let mut buffer = [0_u8; 64];
+                let read = reader.read_at(&mut buffer, 0).unwrap();
+                buffer[..read].to_vec()
+            };
+            assert_eq!(content(), b"hello");
+            // By another process, as above.
+            let elsewhere = |command: &str| {
+                assert!(Command::new("sh").arg("-c").arg(command).current_dir(mirror.below("")).status().unwrap().success())
+            };
+            elsewhere("printf ' world' >> log");
+            let length = reader.metadata().unwrap().len() as usize;
+            let seen = content();
+            assert!(seen.len() >= length && b"hello world".starts_with(&seen), "{seen:?}");
+            assert!(!asks || length == 11);
+            eventually("the end of the file", || content() == b"hello world");
+            elsewhere("printf HELLO 1<> log");
+            assert!(!asks || content() == b"HELLO world");
+            eventually("the start of the file", || content() == b"HELLO world");
+        }
+    });
+}
+
 #[test]
 fn everything_can_be_asked_for_again() {
     on_each_transport(|transport| {

@@ -16,6 +16,7 @@ mod file;
 mod listing;
 mod locate;
 mod locks;
+mod mounts;
 mod node;
 mod open;
 mod remove;
@@ -143,7 +144,7 @@ impl Host {
         let shared = Shared {
             options,
             root: node,
-            directories: Directories::new(root, budget),
+            directories: Directories::new(root, &statx, budget),
             remote,
             acls,
             listings: listing::Listings::default(),
@@ -195,7 +196,12 @@ impl Shared {
     /// A descriptor of a directory that can be synced and read, not only passed through.
     fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
         let held = self.directories.get(node)?;
-        rustix::fs::openat(held.fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(errno)
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno) {
+            // The name "." takes the right to search, the directory itself only the right to read.
+            Err(Errno::EACCES) => open::reopen(held.fd(), flags),
+            other => other,
+        }
     }
 }
 

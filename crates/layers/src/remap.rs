@@ -104,14 +104,9 @@ impl Rules {
     fn shuts_out(&self, caller: &Caller, op: &Op<'_>) -> bool {
         let Some(mirror) = self.mirror.as_ref().filter(|mirror| mirror.only && caller.uid != 0) else { return false };
         let guarded = match op {
-            Op::Lookup(_)
-            | Op::Create(..)
-            | Op::Link(_)
-            | Op::Unlink(_)
-            | Op::Rmdir(_)
-            | Op::Rename(..)
-            | Op::Open(_)
-            | Op::Readdir => true,
+            Op::Lookup(_) | Op::Create(..) | Op::Link(_) | Op::Unlink(_) | Op::Rmdir(_) | Op::Rename(..) | Op::Open(_) | Op::Readdir => {
+                true
+            }
             // What an owner may do without any permission, or somebody who holds an open file.
             Op::Getattr
             | Op::Setattr(_)

@@ -233,9 +233,22 @@ pub fn with_set_id_kept<T>(work: impl FnOnce() -> T) -> io::Result<T> {
     let mut raised = lowered;
     raised.effective.insert(CapabilitySet::FSETID);
     set_capabilities(None, raised)?;
+    let kept = SetIdKept(lowered);
     let result = work();
+    // Lowered here, so that a refusal is told; by the drop of `kept` where `work` panics.
+    std::mem::forget(kept);
     set_capabilities(None, lowered)?;
     Ok(result)
+}
+
+/// Gives `CAP_FSETID` back where what ran with it panics.
+struct SetIdKept(CapabilitySets);
+
+impl Drop for SetIdKept {
+    fn drop(&mut self) {
+        // Cannot fail: a thread may always lower its own effective capabilities.
+        let _lowered = set_capabilities(None, self.0);
+    }
 }
 
 /// Restores the umask.
@@ -367,6 +380,29 @@ mod tests {
         assert_eq!(set_umask(umask), 0o022);
         let after = (set_fs_uid(u32::MAX), capabilities(None).unwrap());
         assert_eq!(before, after);
+    }
+
+    #[test]
+    fn a_panic_does_not_leave_the_right_to_keep_set_id_bits() {
+        if !is_root() {
+            return;
+        }
+        thread::spawn(|| {
+            prepare_thread().unwrap();
+            let has = || capabilities(None).unwrap().effective.contains(CapabilitySet::FSETID);
+            assert!(!has());
+            let raised = std::cell::Cell::new(false);
+            let work = std::panic::AssertUnwindSafe(|| {
+                with_set_id_kept(|| {
+                    raised.set(has());
+                    panic!("in the middle of the work");
+                })
+            });
+            assert!(std::panic::catch_unwind(work).is_err());
+            assert!(raised.get() && !has());
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

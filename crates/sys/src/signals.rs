@@ -67,6 +67,20 @@ impl Signals {
     }
 }
 
+/// Goes back to what `SIGCHLD` does by default. A process that was started with it ignored (as by `env --ignore-signal`, or by a shell
+/// after `trap '' CHLD`) cannot wait for its children: the kernel drops how they ended, and waiting fails with ECHILD (waitpid(2)).
+/// To be called before any child is started.
+///
+/// # Errors
+/// As `signal(2)`.
+pub fn keep_ended_children() -> io::Result<()> {
+    // SAFETY: the default action is a valid one for every signal, and runs no code of this process.
+    match unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) } {
+        libc::SIG_ERR => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Unblocks the signals of [`Signal`] in the calling thread: for a thread that is about to start another program.
 ///
 /// # Errors

@@ -27,12 +27,15 @@ impl Door {
     }
 
     pub(crate) fn flush(&self, fh: u64, owner: u64) -> Outcome {
-        if !self.options.lock_forwarding {
+        if !self.options.lock_forwarding && !self.options.reports_at_close {
             // The kernel remembers and sends no more of these.
             return Err(Errno::ENOSYS.into());
         }
         let handle = self.handle_of(fh)?;
         let owner = LockOwner(owner);
+        if !self.options.lock_forwarding {
+            return Ok(handle.file.flush(owner)?);
+        }
         let all = FileLock { start: 0, end: TO_THE_END, kind: LockKind::Unlock, pid: 0 };
         // close(2) drops the process's locks on the file, whichever descriptor they were taken through.
         let unlocked = handle.file.set_lock(owner, all, false);

@@ -54,7 +54,7 @@ impl Door {
         bytes: &[u8],
         flags: u32,
         (mode, umask): (u32, u32),
-        open_flags: u32,
+        _: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let name = name(bytes)?;
@@ -68,10 +68,6 @@ impl Door {
             Err(Errno::EEXIST) if !flags.exclusive() => return Err(Errno::ESTALE.into()),
             other => other?,
         };
-        // A new file has none; one that came into being meanwhile may.
-        if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 && entry.attr.mode & 0o6000 != 0 {
-            self.kill_privileges(&caller, &entry.node, &file)?;
-        }
         let names = self.new_name_time(&parent);
         self.created(&caller, &self.found(&entry, id.ino, names), (&entry, file), flags, reply)
     }
@@ -221,7 +217,7 @@ impl Door {
     }
 
     fn always(&self) -> u32 {
-        if self.options.lock_forwarding { 0 } else { fopen::NOFLUSH }
+        if self.options.lock_forwarding || self.options.reports_at_close { 0 } else { fopen::NOFLUSH }
     }
 
     /// Whether the pages that the kernel has of a file are still its content.

@@ -4,12 +4,13 @@
 //! over as its standard input, so that no descriptor has to survive an exec by accident. What it writes to standard error becomes part of the error.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 
 use rustix::net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType};
 
@@ -36,6 +37,10 @@ pub(super) fn mount(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> 
     if options.flags & !known != 0 {
         let text = format!("cannot mount {}: fusermount3 knows no word for mount flags {:#x}", path.display(), options.flags & !known);
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+    }
+    if options.extra.iter().any(|words| words.as_bytes().split(|byte| *byte == b',').any(|word| word == b"auto_unmount")) {
+        // It would stay behind as long as the mount, and we would wait for its end.
+        return Err(super::invalid("fusermount3's auto_unmount is not supported"));
     }
     let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let mut command = program(options.fusermount.as_deref());
@@ -68,10 +73,19 @@ fn program(fusermount: Option<&Path>) -> Command {
 
 fn run(mut command: Command) -> io::Result<Output> {
     // `command` is dropped at the end, and with it our copy of the other end of the socket.
-    let child = command.spawn().map_err(|error| {
+    let mut child = command.spawn().map_err(|error| {
         crate::sys::with_context(format!("cannot run {} (package fuse3)", command.get_program().to_string_lossy()), error)
     })?;
-    child.wait_with_output()
+    let mut said = Vec::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_end(&mut said)?;
+    }
+    let status = match child.wait() {
+        // Who started us ignores SIGCHLD, and so do we then: the status is lost. It is silent when all went well.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => ExitStatus::from_raw(if said.is_empty() { 0 } else { 1 << 8 }),
+        status => status?,
+    };
+    Ok(Output { status, stdout: Vec::new(), stderr: said })
 }
 
 fn failure(what: &str, path: &Path, output: &Output) -> io::Error {

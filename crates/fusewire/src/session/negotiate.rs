@@ -122,6 +122,11 @@ fn reply(device: &OwnedFd, unique: u64, out: &InitOut) -> io::Result<()> {
         match rustix::io::write(device.as_fd(), &message) {
             Ok(_) => return Ok(()),
             Err(rustix::io::Errno::INTR) => {}
+            // The request is gone: aborted with its mount.
+            Err(rustix::io::Errno::NOENT) => {
+                let gone = io::Error::from_raw_os_error(libc::ENODEV);
+                return Err(crate::sys::with_context("the mount was taken away before it could be served".to_owned(), gone));
+            }
             Err(error) => return Err(error.into()),
         }
     }

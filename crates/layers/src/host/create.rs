@@ -129,8 +129,12 @@ impl Shared {
     ) -> Result<Entry> {
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
-        let pin = if file.is_some() { None } else { Some(self.pin(node)?) };
-        let source = file.map(HostFile::fd).or_else(|| pin.as_ref().map(super::locate::Pin::fd)).ok_or(Errno::ESTALE)?;
+        // By a name where there is one: files open for writing belong to a mount of our own, and links do not lead from mount to mount.
+        let pin = match self.pin(node) {
+            Err(Errno::ESTALE) => None,
+            pin => Some(pin?),
+        };
+        let source = pin.as_ref().map(super::locate::Pin::fd).or_else(|| file.map(HostFile::fd)).ok_or(Errno::ESTALE)?;
         // The new name is the caller's, the right to link was checked for it.
         as_caller(&Caller { umask: 0, ..*caller }, 0, |_| link_descriptor(source, held.fd(), name.bytes()))?;
         // Seen through the descriptor: what the name shows might be another file by now.

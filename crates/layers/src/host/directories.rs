@@ -5,12 +5,13 @@
 //! descriptors are kept besides those in use at the moment.
 
 use super::{
+    mounts::Mounts,
     node::{HostNode, Place},
     stat,
 };
 use nacre_vfs::{Errno, FileId, Kind, Result};
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Statx};
 use std::{
     collections::VecDeque,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -47,6 +48,7 @@ impl Drop for Held {
 /// The descriptors of one source.
 pub(super) struct Directories {
     root: Arc<Held>,
+    mounts: Mounts,
     /// Directories with a descriptor, in the order of the next round of eviction (a clock).
     clock: Mutex<VecDeque<Weak<HostNode>>>,
     count: Arc<AtomicUsize>,
@@ -54,11 +56,11 @@ pub(super) struct Directories {
 }
 
 impl Directories {
-    /// `root` stays open for good.
-    pub(super) fn new(root: OwnedFd, budget: usize) -> Directories {
+    /// `root`, of which `statx` tells, stays open for good.
+    pub(super) fn new(root: OwnedFd, statx: &Statx, budget: usize) -> Directories {
         let count = Arc::new(AtomicUsize::new(1));
         let root = Arc::new(Held { descriptor: root, count: Arc::clone(&count) });
-        Directories { root, clock: Mutex::default(), count, budget: budget.max(4) }
+        Directories { root, mounts: Mounts::new(statx), clock: Mutex::default(), count, budget: budget.max(4) }
     }
 
     /// A quarter of the descriptors that the process may have.
@@ -70,6 +72,11 @@ impl Directories {
     /// The root directory.
     pub(super) fn root(&self) -> BorrowedFd<'_> {
         self.root.fd()
+    }
+
+    /// The mounts that directories are found through.
+    pub(super) fn mounts(&self) -> &Mounts {
+        &self.mounts
     }
 
     /// How many descriptors of directories are open.
@@ -125,7 +132,7 @@ impl Directories {
             Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => Errno::ESTALE,
             other => other,
         })?;
-        if identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
+        if self.identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
             return Err(Errno::ESTALE);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -134,6 +141,16 @@ impl Directories {
             self.admit(node);
         }
         Ok(held)
+    }
+
+    /// The identity of what was opened under `name`, as `node` would have it.
+    pub(super) fn identity(&self, parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, opened: BorrowedFd<'_>) -> Result<FileId> {
+        let target = stat::of_file(opened)?;
+        if node.is_resolved() {
+            Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target))
+        } else {
+            Ok(self.mounts.id(&target))
+        }
     }
 
     /// Enters a directory into the rounds and evicts others until the budget holds.
@@ -152,10 +169,4 @@ impl Directories {
             }
         }
     }
-}
-
-/// The identity of what was opened under `name`, as `node` would have it.
-pub(super) fn identity(parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, opened: BorrowedFd<'_>) -> Result<FileId> {
-    let target = stat::of_file(opened)?;
-    if node.is_resolved() { Ok(stat::resolved_id(&stat::of_name(parent, name)?, &target)) } else { Ok(stat::id(&target)) }
 }

@@ -5,7 +5,7 @@
 
 use super::{
     Shared,
-    directories::{Held, identity},
+    directories::Held,
     errno,
     file::HostFile,
     node::{HostNode, Place, ShortName},
@@ -47,6 +47,7 @@ pub(super) struct Found {
 }
 
 impl Found {
+    /// A file that is no directory.
     pub(super) fn plain(statx: Statx) -> Found {
         Found { id: stat::id(&statx), device: stat::device(&statx), statx }
     }
@@ -64,10 +65,13 @@ impl Shared {
         if self.resolves_links() && stat::kind(&statx)? == Kind::Symlink {
             // One that leads nowhere stays a link.
             if let Ok(target) = stat::of_target(directory, name) {
-                return Ok(Found { id: stat::resolved_id(&statx, &target), device: stat::device(&statx), statx: target });
+                let id = self.directories.mounts().resolved_id(&statx, &target);
+                return Ok(Found { id, device: stat::device(&statx), statx: target });
             }
         }
-        Ok(Found::plain(statx))
+        let mounts = self.directories.mounts();
+        mounts.met(&statx);
+        Ok(Found { id: mounts.id(&statx), device: stat::device(&statx), statx })
     }
 
     /// A node and its attributes for something found under a name.
@@ -204,7 +208,7 @@ impl Shared {
         let name = place.name.bytes();
         let opened = self.directories.get(&place.parent).and_then(|held| {
             let descriptor = rustix::fs::openat(held.fd(), name, flags, Mode::empty()).map_err(errno)?;
-            let id = identity(held.fd(), name, node, descriptor.as_fd())?;
+            let id = self.directories.identity(held.fd(), name, node, descriptor.as_fd())?;
             Ok((id == node.id()).then_some(descriptor))
         });
         match opened {

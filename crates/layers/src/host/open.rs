@@ -61,7 +61,10 @@ impl Shared {
     /// An open file, remembered by its node.
     pub(super) fn opened(self: &Arc<Shared>, node: &Arc<HostNode>, descriptor: OwnedFd, flags: OpenFlags) -> Opened {
         let direct = if self.lower_flags(flags).contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
-        let descriptor = if flags.writes() { self.watch.unreported(node, descriptor, self.lower_flags(flags)) } else { descriptor };
+        // One without a name is still to get one, through this very descriptor.
+        let named = node.place().is_some();
+        let descriptor =
+            if flags.writes() && named { self.watch.unreported(node, descriptor, self.lower_flags(flags)) } else { descriptor };
         let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
         let file =
             Arc::new(HostFile::new(Arc::clone(node), descriptor, flags, direct, self.options.ioctl, Arc::clone(&self.locks), writing));

@@ -4,8 +4,8 @@ use nacre_vfs::{Attr, Errno, FileId, Kind, Result, Time};
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::BorrowedFd;
 
-/// Everything that an attribute needs, in one call.
-const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+/// Everything that an attribute and an identity need, in one call.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
 
 /// Marks, in [`FileId::fs`], a symbolic link that is shown as its target: no device number has this bit.
 const RESOLVED: u64 = 1 << 63;
@@ -58,7 +58,17 @@ fn time(stamp: StatxTimestamp) -> Time {
     Time { sec: stamp.tv_sec, nsec: stamp.tv_nsec }
 }
 
-/// The identity of a file.
+/// The mount that the file was reached through.
+pub(super) fn mount(statx: &Statx) -> u64 {
+    statx.stx_mnt_id
+}
+
+/// Whether it is a directory.
+pub(super) fn is_directory(statx: &Statx) -> bool {
+    u32::from(statx.stx_mode) & 0o170_000 == Kind::Directory.mode()
+}
+
+/// The identity of a file, whatever mount it was reached through ([`super::mounts`] knows better of directories).
 pub(super) fn id(statx: &Statx) -> FileId {
     FileId { fs: user_device(device(statx)), ino: statx.stx_ino, generation: generation(statx) }
 }

@@ -1,5 +1,6 @@
 //! The host layer against the host itself: every operation through [`Layer`], next to the native call where there is one.
 
+mod binds;
 mod creation;
 mod files;
 mod identity;

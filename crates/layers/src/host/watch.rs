@@ -288,8 +288,16 @@ impl Watch {
 }
 
 impl Shared {
+    /// Whether something is a directory that may be known by another identity, through which it may change.
+    fn has_other_identities(&self, scope: &Scope<'_>) -> bool {
+        let mounts = self.directories.mounts();
+        let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
+        mounts.are_shared() && hosted(node).is_ok_and(|node| node.kind() == Kind::Directory && mounts.shares(node.device()))
+    }
+
     pub(super) fn coherence(&self, scope: Scope<'_>) -> Coherence {
         let running = match self.options.coherence {
+            HostCoherence::Exclusive if self.has_other_identities(&scope) => return Coherence::Shared,
             HostCoherence::Exclusive => return Coherence::Exclusive,
             HostCoherence::Revalidate => return Coherence::Shared,
             HostCoherence::Watch => self.watch.running.get(),
@@ -345,5 +353,7 @@ fn try_start(shared: &Arc<Shared>, group: Option<OwnedFd>, channel: Sender<Inval
     let sources = event_loop::Sources::of(running)?;
     let thread = std::thread::Builder::new().name("nacre-watch".into()).spawn(move || event_loop::run(&sources, &weak, &channel))?;
     *running.thread.lock() = Some(thread);
+    // Doors judge the whole by its root, before anybody has looked into it.
+    shared.watch.before_names(&shared.root, shared.directories.root());
     Ok(())
 }

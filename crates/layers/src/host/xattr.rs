@@ -94,7 +94,9 @@ mod tests {
 
     #[test]
     fn what_only_the_storage_would_judge_is_not_changed_for_others() {
-        for name in ["user.k", "trusted.k", "security.capability", "system.posix_acl_access", "system.posix_acl_default", "btrfs.compression"] {
+        for name in
+            ["user.k", "trusted.k", "security.capability", "system.posix_acl_access", "system.posix_acl_default", "btrfs.compression"]
+        {
             assert_eq!(refuse_unjudged(name.as_bytes()), Ok(()), "{name}");
         }
         for name in ["system.nfs4_acl", "system.cifs_acl", "system.ntfs_security", "system."] {

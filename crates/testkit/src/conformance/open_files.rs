@@ -9,6 +9,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("an unlinked open file lives on", unlinked_lives_on),
     ("a replaced open file lives on", replaced_lives_on),
     ("a file without a name gets one", nameless_files),
+    ("an open file gets one more name", open_file_linked),
     ("a renamed open file is the same", renamed_open_file),
     ("many files are open at once", many_open),
     ("a removed directory is gone but harmless", removed_directory),
@@ -54,6 +55,16 @@ fn nameless_files(world: &World) {
     let linked = world.layer.link(&world.caller, &entry.node, Some(file.inner()), &world.root, name(b"named")).expect("link");
     assert_eq!((linked.attr.id, linked.attr.nlink), (entry.attr.id, 1));
     assert_eq!(world.content(&world.find(b"named").unwrap().node), b"content");
+}
+
+fn open_file_linked(world: &World) {
+    let (made, file) = world.file(b"one", b"content");
+    let linked = world.layer.link(&world.caller, &made.node, Some(file.inner()), &world.root, name(b"two"));
+    if lacks("hard links", &linked) {
+        return;
+    }
+    assert_eq!(linked.map(|linked| (linked.attr.id, linked.attr.nlink)), Ok((made.attr.id, 2)));
+    assert_eq!(read_all(&file), b"content");
 }
 
 fn renamed_open_file(world: &World) {

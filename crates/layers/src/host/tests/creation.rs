@@ -173,3 +173,28 @@ fn a_nameless_file_can_be_used_and_given_a_name() {
     let (entry, file) = door.host.tmpfile(&USER, &root, 0o666, OpenFlags(O_RDWR | O_EXCL)).unwrap();
     assert_eq!(door.host.link(&USER, &entry.node, Some(&*file), &root, name(b"never")).err(), Some(Errno::ENOENT));
 }
+
+#[test]
+fn what_is_open_for_writing_gets_more_names() {
+    for coherence in [HostCoherence::Watch, HostCoherence::Revalidate] {
+        let door = Door::with(|options| options.coherence = coherence, 64);
+        let (sender, _receiver) = std::sync::mpsc::channel();
+        if coherence == HostCoherence::Watch {
+            door.host.watch(sender);
+        }
+        let (root, caller) = (door.root(), Caller::ROOT);
+        let (entry, file) = door.create(&caller, "one", 0o644, O_RDWR).unwrap();
+        for (new, file) in [(b"two", Some(&*file)), (b"six", None)] {
+            door.host.link(&caller, &entry.node, file, &root, name(new)).unwrap();
+        }
+        assert_eq!(door.find("two").unwrap().attr.nlink, 3, "{coherence:?}");
+        let (nameless, file) = match door.host.tmpfile(&caller, &root, 0o644, OpenFlags(O_RDWR)) {
+            Ok(made) => made,
+            // The file system of the temporary directory cannot do it.
+            Err(error) => return assert_eq!(error, Errno::EOPNOTSUPP),
+        };
+        file.write(b"late", 0).unwrap();
+        door.host.link(&caller, &nameless.node, Some(&*file), &root, name(b"late")).unwrap();
+        assert_eq!(native(door.path("late")), b"late", "{coherence:?}");
+    }
+}

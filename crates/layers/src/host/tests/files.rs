@@ -326,3 +326,18 @@ fn block_devices_are_files_where_asked_for() {
         assert_eq!(native(image.path())[4096..4103], *b"written");
     }
 }
+
+#[test]
+fn access_is_what_the_storage_says() {
+    let door = Door::new();
+    fs::write(door.path("file"), b"text").unwrap();
+    fs::set_permissions(door.path("file"), fs::Permissions::from_mode(0o644)).unwrap();
+    let node = door.find("file").unwrap().node;
+    assert_eq!(door.host.access(&Caller::ROOT, &node, 4), Ok(()));
+    // Nobody may run what nobody is allowed to run, not even root.
+    assert_eq!(door.host.access(&Caller::ROOT, &node, 1), Err(Errno::EACCES));
+    fs::set_permissions(door.path("file"), fs::Permissions::from_mode(0o744)).unwrap();
+    assert_eq!(door.host.access(&Caller::ROOT, &node, 5), Ok(()));
+    fs::remove_file(door.path("file")).unwrap();
+    assert_eq!(door.host.access(&Caller::ROOT, &node, 4), Err(Errno::ESTALE));
+}

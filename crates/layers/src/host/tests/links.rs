@@ -127,13 +127,9 @@ fn a_target_is_removed_or_replaced_only_by_whom_its_own_directory_admits() {
         return;
     }
     let user = Caller { uid: 4001, gid: 4002, pid: 0, umask: 0 };
-    for (mode, owner, reachable, admitted) in [
-        (0o755, 0, true, false),
-        (0o757, 0, true, true),
-        (0o757, 0, false, false),
-        (0o700, 4001, true, true),
-        (0o1777, 0, true, false),
-    ] {
+    for (mode, owner, reachable, admitted) in
+        [(0o755, 0, true, false), (0o757, 0, true, true), (0o757, 0, false, false), (0o700, 4001, true, true), (0o1777, 0, true, false)]
+    {
         let (door, outside) = resolving(SymlinkDeletion::TargetFirst);
         assert!(door.host.judges_callers());
         let inner = outside.path().join("inner");

@@ -1,8 +1,8 @@
 //! The watcher's thread: waits for events, turns them into invalidations, sends them.
 //!
-//! Invariants: it sleeps in the kernel while nothing happens; the first event is taken at once, and after a batch it rests a moment, so that
-//! a storm of events comes in batches and costs those who cause it no wake-up each;
-//! it never keeps the source alive (a weak reference, upgraded per batch).
+//! Invariants: it sleeps in the kernel while nothing happens; the first event is taken at once, and after a batch it rests a moment, so
+//! that a storm comes in batches and costs those who cause it no wake-up per event; it never keeps the source alive (a weak reference,
+//! upgraded per batch).
 
 use super::{
     super::{Shared, stat},
@@ -100,13 +100,29 @@ impl Drop for Alarm<'_> {
     }
 }
 
+/// What a handle leads to.
+#[derive(Clone, Copy)]
+struct Known {
+    /// Whatever mount it is reached through.
+    plain: FileId,
+    device: u32,
+    directory: bool,
+}
+
+impl Known {
+    /// Every identity by which it may be known in front of us.
+    fn ids(&self, shared: &Shared) -> Vec<FileId> {
+        if self.directory { shared.directories.mounts().identities(self.plain, self.device) } else { vec![self.plain] }
+    }
+}
+
 /// A handle as a key.
 type Key = ([i32; 2], i32, Box<[u8]>);
 
 /// Runs until told to stop, or until nobody listens.
 pub(super) fn run(sources: &Sources, shared: &Weak<Shared>, channel: &Sender<Invalidation>) {
     let mut buffer = vec![0_u8; BUFFER];
-    let mut known: HashMap<Key, FileId> = HashMap::new();
+    let mut known: HashMap<Key, Known> = HashMap::new();
     let mut alarm = Alarm { shared, channel, armed: true };
     let mut rest = None;
     loop {
@@ -171,7 +187,7 @@ fn drain(source: BorrowedFd<'_>, buffer: &mut [u8], mut take: impl FnMut(&[u8]))
     }
 }
 
-fn marked_events(shared: &Shared, bytes: &[u8], known: &mut HashMap<Key, FileId>, batch: &mut Batch) {
+fn marked_events(shared: &Shared, bytes: &[u8], known: &mut HashMap<Key, Known>, batch: &mut Batch) {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -185,34 +201,51 @@ fn marked_events(shared: &Shared, bytes: &[u8], known: &mut HashMap<Key, FileId>
             batch.push(Invalidation::Everything);
         } else if event.pid != own {
             marked_event(shared, &event, known, batch);
+        } else if shared.directories.mounts().are_shared() && event.mask & (NAMES | fanotify::ON_DIRECTORY) != 0 {
+            // Our own: whoever asked for it knows, but not those who know the directory by another mount.
+            own_event(shared, &event, known, batch);
         }
     }
 }
 
-fn marked_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMap<Key, FileId>, batch: &mut Batch) {
+fn marked_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMap<Key, Known>, batch: &mut Batch) {
     let object = event.object.and_then(|object| identify(shared, object, known));
     let parent = event.entry.and_then(|(directory, name)| Some((identify(shared, directory, known)?, name)));
     if event.mask & NAMES != 0
         && let Some((parent, name)) = parent
     {
-        batch.push(Invalidation::Entry { parent, name: name.into() });
-        batch.push(Invalidation::Attributes { id: parent });
+        for parent in parent.ids(shared) {
+            batch.push(Invalidation::Entry { parent, name: name.into() });
+            batch.push(Invalidation::Attributes { id: parent });
+        }
     }
     // An event of a directory about itself names it as the parent, with "." below.
     let itself = object.or_else(|| parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
-    let Some(id) = itself else { return };
-    if event.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
-        batch.push(Invalidation::Content { id });
-    } else {
-        batch.push(Invalidation::Attributes { id });
+    for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
+        if event.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
+            batch.push(Invalidation::Content { id });
+        } else {
+            batch.push(Invalidation::Attributes { id });
+        }
     }
 }
 
-/// The identity of an object; `None` where it is gone, and with it whatever could be wrong about it.
-fn identify(shared: &Shared, object: Object<'_>, known: &mut HashMap<Key, FileId>) -> Option<FileId> {
+/// A change made by ourselves: passed on where it is of a directory that is known by more than one identity.
+fn own_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMap<Key, Known>, batch: &mut Batch) {
+    let of = |object: Option<Object<'_>>, known: &mut HashMap<Key, Known>| {
+        object.and_then(|object| identify(shared, object, known)).filter(|it| it.directory && shared.directories.mounts().shares(it.device))
+    };
+    let directory = event.entry.map(|(directory, _)| directory);
+    if of(directory, known).is_some() || of(event.object, known).is_some() {
+        marked_event(shared, event, known, batch);
+    }
+}
+
+/// What an object is; `None` where it is gone, and with it whatever could be wrong about it.
+fn identify(shared: &Shared, object: Object<'_>, known: &mut HashMap<Key, Known>) -> Option<Known> {
     let key = (object.fsid, object.handle.kind, Box::from(object.handle.bytes));
-    if let Some(id) = known.get(&key) {
-        return Some(*id);
+    if let Some(found) = known.get(&key) {
+        return Some(*found);
     }
     let running = shared.watch.running.get()?;
     let mounts: Vec<Arc<OwnedFd>> = {
@@ -224,12 +257,13 @@ fn identify(shared: &Shared, object: Object<'_>, known: &mut HashMap<Key, FileId
     };
     let file =
         mounts.iter().find_map(|mount| handles::open(mount.as_fd(), object.handle, rustix::fs::OFlags::PATH.bits().cast_signed()).ok())?;
-    let id = stat::id(&stat::of_file(file.as_fd()).ok()?);
+    let statx = stat::of_file(file.as_fd()).ok()?;
+    let found = Known { plain: stat::id(&statx), device: stat::device(&statx), directory: stat::is_directory(&statx) };
     if known.len() >= HANDLES_MAX {
         known.clear();
     }
-    known.insert(key, id);
-    Some(id)
+    known.insert(key, found);
+    Some(found)
 }
 
 fn directory_events(shared: &Shared, directories: &DirectoryWatches, bytes: &[u8], batch: &mut Batch) {

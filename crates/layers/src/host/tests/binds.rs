@@ -1,0 +1,145 @@
+//! Directories bound at several places below the source: each place is a directory of its own, each file is one file.
+
+use super::*;
+use nacre_vfs::{Coherence, Invalidation, Scope};
+use std::{
+    process::Command,
+    sync::mpsc::{Receiver, channel},
+    time::Duration,
+};
+
+/// One bind mount; undone when dropped, before the source is removed.
+struct Bind(PathBuf);
+
+impl Bind {
+    fn new(from: &Path, to: &Path) -> Bind {
+        assert!(Command::new("mount").arg("--bind").args([from, to]).status().unwrap().success());
+        Bind(to.to_owned())
+    }
+}
+
+impl Drop for Bind {
+    fn drop(&mut self) {
+        assert!(Command::new("umount").arg("-l").arg(&self.0).status().unwrap().success());
+    }
+}
+
+fn shell(door: &Door, script: &str) {
+    assert!(Command::new("sh").arg("-c").arg(script).current_dir(door.source.path()).status().unwrap().success());
+}
+
+fn tree(coherence: HostCoherence) -> (Bind, Door) {
+    let door = Door::with(|options| options.coherence = coherence, 64);
+    shell(&door, "mkdir -p a/below b; echo content > a/below/file");
+    (Bind::new(&door.path("a"), &door.path("b")), door)
+}
+
+/// Long, because only that it comes is asserted.
+fn expect(receiver: &Receiver<Invalidation>, mut wanted: Vec<Invalidation>) {
+    while !wanted.is_empty() {
+        let notice = receiver.recv_timeout(Duration::from_secs(20)).expect("a notice never came");
+        wanted.retain(|it| *it != notice);
+    }
+}
+
+#[test]
+fn a_directory_bound_at_two_places_is_two_and_its_files_are_one() {
+    if !is_root() {
+        return;
+    }
+    let (_bind, door) = tree(HostCoherence::Revalidate);
+    let (a, b) = (door.find("a/below").unwrap(), door.find("b/below").unwrap());
+    assert_eq!(a.attr.id.ino, b.attr.id.ino);
+    assert_ne!(a.attr.id, b.attr.id);
+    assert_ne!(door.find("a").unwrap().attr.id, door.find("b").unwrap().attr.id);
+    let place = |entry: &Entry| entry.node.get::<HostNode>().unwrap().place().unwrap();
+    // Seeing the other place does not move this one.
+    door.find("b/below").unwrap();
+    assert!(std::ptr::eq(&*place(&a).parent, door.find("a").unwrap().node.get::<HostNode>().unwrap()));
+    assert_eq!(door.getattr(&a.node).unwrap().id, a.attr.id);
+    assert_eq!(door.getattr(&b.node).unwrap().id, b.attr.id);
+    let (one, other) = (door.find("a/below/file").unwrap(), door.find("b/below/file").unwrap());
+    assert_eq!(one.attr.id, other.attr.id);
+    assert!(one.node.same(&other.node));
+    // Natively, too, names do not move from mount to mount.
+    assert_eq!(door.rename("a/below/file", "b/below/moved", 0), Err(Errno::EXDEV));
+    door.rename("b/below/file", "b/moved", 0).unwrap();
+    assert_eq!(native(door.path("a/moved")), b"content\n");
+}
+
+#[test]
+fn the_source_bound_inside_itself_can_be_used() {
+    if !is_root() {
+        return;
+    }
+    let door = Door::new();
+    shell(&door, "mkdir -p inner/deeper; echo content > file");
+    let _bind = Bind::new(door.source.path(), &door.path("inner"));
+    let inner = door.find("inner").unwrap();
+    assert_eq!(inner.attr.id.ino, door.root().get::<HostNode>().unwrap().id().ino);
+    assert_ne!(inner.attr.id, door.host.root().unwrap().attr.id);
+    assert_eq!(door.find("inner/file").unwrap().attr.id, door.find("file").unwrap().attr.id);
+    // Under the bind lies what the directory held; in it, the directory is empty, as nothing is mounted there.
+    assert!(door.find("inner/inner/deeper").is_ok());
+    assert_eq!(door.find("inner/deeper").err(), Some(Errno::ENOENT));
+    door.create(&Caller::ROOT, "inner/inner/new", 0o644, 0o2).unwrap();
+    door.mkdir(&Caller::ROOT, "inner/made", 0o755).unwrap();
+    assert!(door.find("made").is_ok());
+    assert_eq!(door.getattr(&inner.node).unwrap().id, inner.attr.id);
+}
+
+#[test]
+fn a_change_at_one_place_reaches_all_identities() {
+    if !is_root() {
+        return;
+    }
+    let (_bind, door) = tree(HostCoherence::Watch);
+    let (sender, receiver) = channel();
+    door.host.watch(sender);
+    if door.host.shared.watch.method() != "fanotify" {
+        return;
+    }
+    let (a, b) = (door.find("a/below").unwrap().attr.id, door.find("b/below").unwrap().attr.id);
+    let entry = |parent, name: &str| Invalidation::Entry { parent, name: name.as_bytes().into() };
+    shell(&door, "touch a/below/theirs; chmod 700 b/below");
+    expect(&receiver, vec![entry(a, "theirs"), entry(b, "theirs"), Invalidation::Attributes { id: a }, Invalidation::Attributes { id: b }]);
+    // Our own change at one place is news at the other.
+    door.create(&Caller::ROOT, "a/below/ours", 0o644, 0o2).unwrap();
+    expect(&receiver, vec![entry(b, "ours")]);
+    door.unlink("b/below/ours").unwrap();
+    expect(&receiver, vec![entry(a, "ours")]);
+    door.setattr("b/below", SetAttr { mode: Some(0o711), ..SetAttr::default() }).unwrap();
+    expect(&receiver, vec![Invalidation::Attributes { id: a }]);
+}
+
+#[test]
+fn the_same_where_directories_are_watched_one_by_one() {
+    if !is_root() {
+        return;
+    }
+    let (_bind, door) = tree(HostCoherence::Watch);
+    let (sender, receiver) = channel();
+    super::super::watch::start_by_directories(&door.host.shared, sender);
+    let (a, b) = (door.find("a/below").unwrap(), door.find("b/below").unwrap());
+    assert!(door.find("a/below/none").is_err() && door.find("b/below/none").is_err());
+    door.create(&Caller::ROOT, "a/below/ours", 0o644, 0o2).unwrap();
+    let entry = |parent| Invalidation::Entry { parent, name: b"ours".as_slice().into() };
+    expect(&receiver, vec![entry(a.attr.id), entry(b.attr.id)]);
+}
+
+#[test]
+fn an_exclusive_source_promises_nothing_of_directories_with_two_places() {
+    if !is_root() {
+        return;
+    }
+    let (_bind, door) = tree(HostCoherence::Exclusive);
+    let a = door.find("a/below").unwrap();
+    assert_eq!(door.host.coherence(Scope::Names(&a.node)), Coherence::Exclusive);
+    let b = door.find("b/below").unwrap();
+    for directory in [&a, &b] {
+        assert_eq!(door.host.coherence(Scope::Names(&directory.node)), Coherence::Shared);
+        assert_eq!(door.host.coherence(Scope::Attributes(&directory.node, &directory.attr)), Coherence::Shared);
+    }
+    let file = door.find("b/below/file").unwrap();
+    assert_eq!(door.host.coherence(Scope::Attributes(&file.node, &file.attr)), Coherence::Exclusive);
+}
