@@ -108,7 +108,7 @@ options! {
         DeleteDeny Bindfs "delete-deny" None, None, "Refuse to delete files and directories";
         RenameDeny Bindfs "rename-deny" None, None, "Refuse to rename inside the mount";
         ReplaceDeny Ours "replace-deny" None, None, "Refuse to rename onto something that exists (which deletes it)";
-        TruncateDeny Ours "truncate-deny" None, None, "Refuse to make files shorter";
+        TruncateDeny Ours "truncate-deny" None, None, "Refuse to make files shorter or to punch holes in them";
         HideHardLinks Bindfs "hide-hard-links" None, None, "Show one hard link for everything";
         ResolveSymlinks Bindfs "resolve-symlinks" None, None, "Show symbolic links as what they point to";
         ResolvedSymlinkDeletion Bindfs "resolved-symlink-deletion" None, Some("POLICY"), "What deleting a resolved link deletes: symlink-only (the default), deny, symlink-first, target-first";

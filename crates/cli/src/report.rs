@@ -19,14 +19,22 @@ pub struct LayerReport {
     pub below: Vec<LayerReport>,
 }
 
+/// How many layers below each other are told one by one: readers of JSON bound its depth (serde_json at 128, two for each layer).
+const LAYERS_MAX: usize = 48;
+
 impl From<Description> for LayerReport {
+    /// Of a very high stack, the lower part is left out; [`Report::stack`] names all of it.
     fn from(description: Description) -> LayerReport {
-        LayerReport {
-            layer: description.layer,
-            settings: description.settings,
-            below: description.below.into_iter().map(LayerReport::from).collect(),
-        }
+        layers_within(description, LAYERS_MAX)
     }
+}
+
+fn layers_within(description: Description, most: usize) -> LayerReport {
+    if most == 0 {
+        return LayerReport { layer: "...".to_owned(), ..LayerReport::default() };
+    }
+    let below = description.below.into_iter().map(|below| layers_within(below, most - 1)).collect();
+    LayerReport { layer: description.layer, settings: description.settings, below }
 }
 
 /// The figures of one kind of request.
@@ -154,5 +162,26 @@ mod tests {
         ] {
             assert_eq!(printable(bytes), text);
         }
+    }
+
+    #[test]
+    fn a_report_of_any_number_of_layers_can_be_read_back() {
+        let mut stack = Description::new("host");
+        for _ in 0..1000 {
+            let mut layer = Description::new("remap");
+            layer.below.push(stack);
+            stack = layer;
+        }
+        let report = Report { layers: Some(LayerReport::from(stack)), ..Report::default() };
+        // As deep as it is sent: within an answer.
+        let text = serde_json::to_vec(&[Some([&report])]).unwrap();
+        let [Some([read])] = serde_json::from_slice::<[Option<[Report; 1]>; 1]>(&text).unwrap() else { panic!("one report") };
+        assert_eq!(read, report);
+        let mut layer = read.layers.unwrap();
+        for _ in 0..LAYERS_MAX {
+            assert_eq!(layer.layer, "remap");
+            layer = layer.below.remove(0);
+        }
+        assert_eq!(layer.layer, "...");
     }
 }

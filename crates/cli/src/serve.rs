@@ -434,7 +434,9 @@ fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
         _ => None,
     });
     // A source that cannot be asked fails with its own message when it is opened.
-    sources.filter_map(|source| rustix::fs::statfs(source).ok()).any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
+    sources
+        .filter_map(|source| rustix::fs::statfs(source).ok())
+        .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
 
 /// Whether the storage itself judges every access: of an ordinary user who mounts for himself alone, whose rights this process has, a

@@ -181,7 +181,6 @@ fn a_shared_mapping_is_the_source() {
         return;
     }
     let fixture = Fixture::mirror_of(&[], |source| fs::write(source.join("file"), vec![b'.'; 8192]).unwrap());
-    // A file that is opened in the first instant of a mount may be served by the daemon: ask for its figures first.
     let passthrough = mounting::status::Status::of(&fixture.mountpoint).passthrough();
     let open = |path| fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
     let (above, below) = (open(fixture.at("file")), open(fixture.below("file")));

@@ -691,6 +691,9 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
 fn stuck(options: &[&str]) -> (Fixture, Vec<Reaped>) {
     let fixture = Fixture::mirror(options);
     fixture.signal(Signal::STOP);
+    let stopped = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "));
+    let tasks = format!("/proc/{}/task", fixture.pid());
+    eventually("every thread is stopped", || fs::read_dir(&tasks).unwrap().all(|task| stopped(task.unwrap())));
     let stat = |index| {
         std::process::Command::new("stat").arg(fixture.at(format!("never asked {index}"))).stderr(std::process::Stdio::null()).spawn()
     };

@@ -222,7 +222,7 @@ impl Door {
             Op::Statfs => self.statfs(head, reply),
             Op::Open { flags, open_flags } => self.open(head, flags, open_flags, reply),
             Op::Read { fh, offset, size, .. } => self.read(head, fh, offset, size, reply),
-            Op::Write { fh, offset, data, write_flags, .. } => self.write(head, fh, offset, data, write_flags, reply),
+            Op::Write { fh, offset, data, flags, write_flags, .. } => self.write(head, (fh, offset), data, (flags, write_flags), reply),
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
             Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeSet,
     hash::BuildHasher,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 /// The node id that the kernel has for the root of every mount.
@@ -122,6 +122,8 @@ pub(crate) struct Inodes {
     shards: Box<[Mutex<Shard>]>,
     hasher: DefaultHashBuilder,
     root: u64,
+    /// The kernel knows the root under the table's own id, too, and shows that one.
+    promoted: AtomicBool,
     count: AtomicUsize,
 }
 
@@ -129,9 +131,25 @@ impl Inodes {
     /// A table that knows the root.
     pub fn new(root: Node, attr: &Attr) -> Inodes {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let mut table = Inodes { shards, hasher: DefaultHashBuilder::default(), root: 0, count: AtomicUsize::new(0) };
+        let mut table =
+            Inodes { shards, hasher: DefaultHashBuilder::default(), root: 0, promoted: AtomicBool::new(false), count: AtomicUsize::new(0) };
         table.root = table.register(&root, attr, attr.id.ino).nodeid;
         table
+    }
+
+    /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning it, too); or not any more.
+    pub fn promote_root(&self, promoted: bool) {
+        self.promoted.store(promoted, Ordering::Relaxed);
+    }
+
+    /// Whether a node id is the root's.
+    pub fn is_root(&self, nodeid: u64) -> bool {
+        self.inner(nodeid) == self.root
+    }
+
+    /// Whether the root has an id of its own.
+    pub fn root_is_promoted(&self) -> bool {
+        self.promoted.load(Ordering::Relaxed)
     }
 
     /// Files known.
@@ -283,7 +301,7 @@ impl Inodes {
 
     /// The kernel's id for one of the table.
     fn outer(&self, nodeid: u64) -> u64 {
-        if nodeid == self.root { ROOT } else { nodeid }
+        if nodeid == self.root && !self.promoted.load(Ordering::Relaxed) { ROOT } else { nodeid }
     }
 }
 

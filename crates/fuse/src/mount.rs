@@ -6,7 +6,7 @@
 use crate::{
     door::Door,
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
-    options::{FuseOptions, TransportChoice},
+    options::{AclChoice, FuseOptions, TransportChoice, XattrChoice},
     passthrough::BackingFiles,
     shadow::{self, Event},
     status::{self, Status},
@@ -20,10 +20,10 @@ use rustix::{
 };
 use std::{
     fmt, io,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
         mpsc,
     },
     thread::JoinHandle,
@@ -86,10 +86,17 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
-        let device = fusewire::mount(&door.options.mountpoint, &mount_options(&door.options)).map_err(MountError::Mount)?;
+        let hidden =
+            if root_goes_uncached(&door) { Some(HiddenPlace::new(&door.options.mountpoint).map_err(MountError::Mount)?) } else { None };
+        door.inodes.promote_root(hidden.is_some());
+        let place = hidden.as_ref().map_or(&*door.options.mountpoint, |hidden| &hidden.path);
+        let device = fusewire::mount(place, &mount_options(&door.options)).map_err(MountError::Mount)?;
         let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
-        let session = session.map_err(MountError::Session)?;
+        let mut session = session.map_err(MountError::Session)?;
         connect(&door, &session);
+        if let Some(hidden) = &hidden {
+            show(&door, &mut session, hidden).map_err(MountError::Mount)?;
+        }
         let counts = Arc::new(InvalidationCounts::default());
         let stop = Arc::new(AtomicBool::new(false));
         let caches = KernelCaches { notifier: session.notifier(), session: session.observer(), door: Arc::clone(&door) };
@@ -116,7 +123,7 @@ impl Mount {
     }
 
     fn start_shadow(&mut self) -> Result<(), MountError> {
-        let device = rustix::fs::stat(&self.door.options.mountpoint).map_err(|error| MountError::Session(error.into()))?.st_dev;
+        let device = self.device().map_err(MountError::Session)?;
         let events = self.door.shadow.open();
         let door = Arc::clone(&self.door);
         let notifier = self.session.notifier();
@@ -160,15 +167,19 @@ impl Mount {
         self.session.abort();
     }
 
+    /// The mount's device number, without a request: a daemon that is killed while it waits for itself could not end.
+    fn device(&self) -> io::Result<u64> {
+        let stat = rustix::fs::statx(rustix::fs::CWD, &self.door.options.mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
+        Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
+    }
+
     /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise it.
     fn raise_read_ahead(&self) {
         if self.door.passthrough.refusal().is_none() {
             return;
         }
-        // Without a request: a daemon that is killed while it waits for itself could not end.
-        let known = rustix::fs::statx(rustix::fs::CWD, &self.door.options.mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
-        let Ok(stat) = known else { return };
-        let (major, minor) = (stat.stx_dev_major, stat.stx_dev_minor);
+        let Ok(device) = self.device() else { return };
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
         if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
             tracing::debug!(%error, path, "read-ahead stays as it is");
@@ -208,6 +219,59 @@ fn connect(door: &Door, session: &Session) {
     door.passthrough.start(backing);
     // Harmless on a fresh mount, and shows whether the kernel knows it.
     door.epoch.store(session.notifier().inc_epoch().is_ok(), Ordering::Relaxed);
+}
+
+/// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as the root in the table of mounts.
+pub(crate) const PROMOTED: &str = "root";
+
+/// Whether the kernel would ask for the root's ACL at every step: it makes the first inode of a connection before it knows that there are
+/// ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner then pay a request for every path.
+/// So an inode of its own becomes the root that users see.
+fn root_goes_uncached(door: &Door) -> bool {
+    let options = &door.options;
+    let acls = options.acl == AclChoice::Auto && options.xattr == XattrChoice::Full && options.default_permissions && door.layer.has_acls();
+    // Our thread that raises events reaches directories by handle, from the first inode on.
+    acls && !options.notify_watchers && rustix::process::geteuid().is_root()
+}
+
+/// A directory of our own, out of the way, for a mount that is not to be seen yet.
+struct HiddenPlace {
+    path: PathBuf,
+    /// Where it is to be seen, without links: resolved before there is a mount that would have to answer for that.
+    mountpoint: PathBuf,
+}
+
+impl HiddenPlace {
+    fn new(mountpoint: &Path) -> io::Result<HiddenPlace> {
+        let resolved = std::fs::canonicalize(mountpoint).map_err(|error| about(mountpoint, "cannot use mountpoint", &error))?;
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("nacre-mounting-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let make = |parent: PathBuf| {
+            let path = parent.join(&name);
+            rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map(|()| path)
+        };
+        let path = make("/run".into()).or_else(|_| make(std::env::temp_dir()))?;
+        Ok(HiddenPlace { path, mountpoint: resolved })
+    }
+}
+
+impl Drop for HiddenPlace {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "a directory is left behind");
+        }
+    }
+}
+
+/// Shows a mount that was made at a hidden place where it belongs.
+fn show(door: &Door, session: &mut Session, hidden: &HiddenPlace) -> io::Result<()> {
+    let shown = nacre_sys::mounts::show_directory(&hidden.path, PROMOTED, &hidden.mountpoint);
+    door.inodes.promote_root(shown.map_err(|error| about(&hidden.mountpoint, "cannot mount on", &error))?);
+    session.relocated(hidden.mountpoint.clone())
+}
+
+fn about(path: &Path, what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
 fn kept_limit() -> usize {

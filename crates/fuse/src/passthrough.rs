@@ -15,7 +15,7 @@ use crate::{
     open_files::OpenState,
 };
 use nacre_vfs::{Errno, OpenFlags, Opened};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
     os::fd::BorrowedFd,
@@ -23,7 +23,11 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
+
+/// The longest that an open waits for [`Passthrough::start`], which takes microseconds.
+const START: Duration = Duration::from_secs(2);
 
 /// The two ioctls; a trait so that tests can do without a kernel.
 pub(crate) trait BackingFiles: Send + Sync {
@@ -90,6 +94,9 @@ pub(crate) struct Passthrough {
     /// Why not, where it is off.
     refusal: OnceLock<String>,
     off: AtomicBool,
+    /// [`Passthrough::start`] has ended, or is no longer waited for.
+    settled: Mutex<bool>,
+    settles: Condvar,
     kept: Mutex<VecDeque<(u64, u64)>>,
     kept_count: AtomicUsize,
     kept_limit: usize,
@@ -106,6 +113,8 @@ impl Passthrough {
             backing: OnceLock::new(),
             refusal: OnceLock::new(),
             off: AtomicBool::new(true),
+            settled: Mutex::new(false),
+            settles: Condvar::new(),
             kept: Mutex::default(),
             kept_count: AtomicUsize::new(0),
             kept_limit,
@@ -125,9 +134,13 @@ impl Passthrough {
 
     /// Tries the ioctl once, on the daemon's own executable, and lets opens pass from now on if it is permitted.
     pub fn start(&self, backing: Box<dyn BackingFiles>) {
-        if self.refusal.get().is_some() {
-            return;
+        if self.refusal.get().is_none() {
+            self.try_start(backing);
         }
+        self.settle();
+    }
+
+    fn try_start(&self, backing: Box<dyn BackingFiles>) {
         match probe(&*backing) {
             Ok(()) => {
                 if self.backing.set(backing).is_ok() {
@@ -138,6 +151,23 @@ impl Passthrough {
                 self.refuse("not permitted: CAP_SYS_ADMIN in the initial user namespace is needed");
             }
             Err(error) => self.refuse(format!("the kernel refuses backing files: {error}")),
+        }
+    }
+
+    fn settle(&self) {
+        *self.settled.lock() = true;
+        self.settles.notify_all();
+    }
+
+    /// Waits until it is known whether files can be passed through. The kernel sends requests before that, and a file opened by one of them
+    /// would be served by the daemon, with pages of its own, for everybody and for as long as anybody has it open.
+    pub fn wait_for_start(&self) {
+        if !self.off.load(Ordering::Acquire) || self.refusal.get().is_some() {
+            return;
+        }
+        let mut settled = self.settled.lock();
+        if !*settled && self.settles.wait_while_for(&mut settled, |settled| !*settled, START).timed_out() {
+            *settled = true;
         }
     }
 

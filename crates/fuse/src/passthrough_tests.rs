@@ -42,6 +42,28 @@ fn started(fake: &Arc<Fake>, limit: usize) -> Passthrough {
     passthrough
 }
 
+#[test]
+fn an_open_in_the_first_instant_waits_for_the_start() {
+    let fake = Arc::new(Fake::default());
+    let passthrough = Passthrough::new(0);
+    let file = some_file();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| {
+            sender.send(()).unwrap();
+            passthrough.wait_for_start();
+            passthrough.begin(&mut OpenState::default(), Some(file.as_fd())).0
+        });
+        receiver.recv().unwrap();
+        passthrough.start(Box::new(Arc::clone(&fake)));
+        assert!(matches!(early.join().unwrap(), IoMode::Passthrough(_)));
+    });
+    let refused = Passthrough::new(0);
+    refused.refuse("never");
+    refused.wait_for_start();
+    assert_eq!(refused.begin(&mut OpenState::default(), Some(file.as_fd())).0, IoMode::Daemon);
+}
+
 fn some_file() -> std::fs::File {
     std::fs::File::open("/proc/self/exe").unwrap()
 }
@@ -110,6 +132,9 @@ impl nacre_vfs::OpenFile for Plain {
         Ok(0)
     }
     fn write(&self, _: &[u8], _: u64) -> nacre_vfs::Result<usize> {
+        Err(Errno::EROFS)
+    }
+    fn append(&self, _: &[u8]) -> nacre_vfs::Result<usize> {
         Err(Errno::EROFS)
     }
     fn flush(&self, _: nacre_vfs::LockOwner) -> nacre_vfs::Result<()> {

@@ -3,7 +3,7 @@
 
 mod fixture;
 
-use fixture::{Mirror, eventually, mounted, on_each_transport};
+use fixture::{Mirror, counts, eventually, mounted, on_each_transport};
 use nacre_layers::{
     host::{Host, HostOptions},
     spec::HostCoherence,
@@ -60,6 +60,22 @@ fn acls_of_the_source_decide() {
         assert_eq!(fs::metadata(mirror.below("d/new")).unwrap().mode() & 0o777, 0o666);
         assert!(as_user(&format!("umask 077; touch '{}'", mirror.path("plain").display())));
         assert_eq!(fs::metadata(mirror.below("plain")).unwrap().mode() & 0o777, 0o600);
+    });
+}
+
+/// The kernel forgets for its first inode of a mount, and only for that one, that there is no ACL; so that one is not the root that is shown.
+#[test]
+fn a_path_costs_users_nothing_either() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::exclusive(transport, |source| fs::write(source.join("file"), "x").unwrap());
+        if !mirror.mount.status().acls {
+            println!("skipped: no ACLs here");
+            return;
+        }
+        open_to_all(&mirror);
+        let walk = || assert!(as_user(&format!("test -e '{}'", mirror.path("file").display())));
+        walk();
+        assert_eq!(mirror.cost(walk), counts([]));
     });
 }
 

@@ -236,6 +236,13 @@ impl Mounted {
         rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
     }
 
+    /// Takes what is mounted topmost at another path for this mount: its owner has just put a mount of the same connection there.
+    pub(crate) fn relocate(&mut self, path: PathBuf) -> io::Result<()> {
+        self.path = path;
+        self.id = table::mounts_at(&self.path)?.last().copied();
+        Ok(())
+    }
+
     /// Whether the mount is still there; true where the table cannot be read.
     pub(crate) fn present(&self) -> bool {
         match (self.id, table::mounts_at(&self.path)) {

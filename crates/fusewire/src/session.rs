@@ -7,6 +7,7 @@
 mod device;
 mod dispatch;
 mod negotiate;
+mod pace;
 mod ring;
 mod shared;
 mod uring;
@@ -208,6 +209,15 @@ impl Session {
         self.mounted.as_ref().is_none_or(Mounted::present)
     }
 
+    /// Takes what is mounted topmost at `mountpoint` (a path without links) for the session's mount from now on. For owners that show another mount of the same
+    /// connection there (a subdirectory, a clone with other attributes) and have taken the first one away.
+    ///
+    /// # Errors
+    /// Where the mount point or the table of mounts cannot be read.
+    pub fn relocated(&mut self, mountpoint: std::path::PathBuf) -> io::Result<()> {
+        self.mounted.as_mut().map_or(Ok(()), |mounted| mounted.relocate(mountpoint))
+    }
+
     /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree at once, served until its last user
     /// is gone. Does not wait; see [`Session::wait`].
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
@@ -279,6 +289,7 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
         return match started {
             Ok(()) => {
                 shared.serving();
+                pace::spawn(&shared);
                 Ok((shared, agreement, Transport::Uring, None))
             }
             Err(error) => {

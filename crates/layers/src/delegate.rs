@@ -9,6 +9,7 @@ macro_rules! forward {
     (@ inner) => { fn inner(&self) -> &dyn ::nacre_vfs::OpenFile { self.below.inner() } };
     (@ read) => { fn read(&self, buffer: &mut [u8], offset: u64) -> ::nacre_vfs::Result<usize> { self.below.read(buffer, offset) } };
     (@ write) => { fn write(&self, data: &[u8], offset: u64) -> ::nacre_vfs::Result<usize> { self.below.write(data, offset) } };
+    (@ append) => { fn append(&self, data: &[u8]) -> ::nacre_vfs::Result<usize> { self.below.append(data) } };
     (@ flush) => { fn flush(&self, owner: ::nacre_vfs::LockOwner) -> ::nacre_vfs::Result<()> { self.below.flush(owner) } };
     (@ fsync) => { fn fsync(&self, data_only: bool) -> ::nacre_vfs::Result<()> { self.below.fsync(data_only) } };
     (@ allocate) => {

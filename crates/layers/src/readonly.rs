@@ -105,6 +105,10 @@ impl OpenFile for ReadOnlyFile {
         Err(Errno::EROFS)
     }
 
+    fn append(&self, _data: &[u8]) -> Result<usize> {
+        Err(Errno::EROFS)
+    }
+
     fn allocate(&self, _mode: AllocateMode, _offset: u64, _length: u64) -> Result<()> {
         Err(Errno::EROFS)
     }

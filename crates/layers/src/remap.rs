@@ -217,7 +217,7 @@ impl Filter for Remap {
     }
 
     fn file_up(&self, file: Opened, _flags: OpenFlags) -> Opened {
-        if self.rules.load().policies.truncate_deny { Arc::new(NeverShorter { below: file }) } else { file }
+        if self.rules.load().policies.truncate_deny { Arc::new(NeverCut { below: file }) } else { file }
     }
 
     fn coherence_up(&self, below: Coherence) -> Coherence {
@@ -229,22 +229,22 @@ impl Filter for Remap {
     }
 }
 
-/// An open file that cannot be made shorter (`truncate-deny`). Its bytes are the lower file's, so passthrough stays possible.
-struct NeverShorter {
+/// An open file of which nothing can be cut (`truncate-deny`). Its bytes are the lower file's, so passthrough stays possible.
+struct NeverCut {
     below: Opened,
 }
 
-/// `FALLOC_FL_COLLAPSE_RANGE`.
-const COLLAPSE_RANGE: u32 = 0x08;
+/// The modes of `fallocate(2)` that drop content: `FALLOC_FL_PUNCH_HOLE`, `FALLOC_FL_COLLAPSE_RANGE`, `FALLOC_FL_ZERO_RANGE`.
+const DROPPING: u32 = 0x02 | 0x08 | 0x10;
 
-impl OpenFile for NeverShorter {
+impl OpenFile for NeverCut {
     fn as_any(&self) -> &dyn Any {
         self
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
-        if mode.0 & COLLAPSE_RANGE != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
+        if mode.0 & DROPPING != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
     }
 
-    forward! { inner read write flush fsync seek copy_to test_lock set_lock flock ioctl backing }
+    forward! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing }
 }

@@ -124,6 +124,11 @@ impl OpenFile for ThrottledFile {
         self.below.write(data, offset)
     }
 
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.shared.charge_write(data.len() as u64)?;
+        self.below.append(data)
+    }
+
     fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
         let length = self.copied_at_once(length);
         self.shared.charge_read(length)?;

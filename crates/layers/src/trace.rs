@@ -255,6 +255,10 @@ impl OpenFile for TracedFile {
         self.log.run(Change, "write", None, &|| format!("{} at {offset}", data.len()), || self.below.write(data, offset))
     }
 
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.log.run(Change, "append", None, &|| data.len().to_string(), || self.below.append(data))
+    }
+
     fn flush(&self, owner: LockOwner) -> Result<()> {
         self.log.run(Question, "flush", None, &nameless, || self.below.flush(owner))
     }

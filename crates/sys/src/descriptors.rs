@@ -1,6 +1,7 @@
 //! All descriptors of the process at once.
 //!
-//! Called before another program is started that must not hold what this one was given. Invariant: nothing is closed here.
+//! Called before another program is started that must not hold what this one was given, and by a thread that must hold nothing of its
+//! process. Invariant: nothing is closed that the rest of the process uses.
 
 use crate::check;
 use std::io;
@@ -17,10 +18,34 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, CLOEXEC) }).map(drop)
 }
 
+/// Gives the calling thread a table of descriptors of its own with nothing in it but the standard ones; the process keeps all of its. To be
+/// called first thing in a thread that then opens what it needs itself, and ends.
+///
+/// # Errors
+/// ENOMEM; ENOSYS before Linux 5.9.
+pub fn leave_all_to_others() -> io::Result<()> {
+    // SAFETY: from here on this thread shares no table with others, so what it closes below stays open for them.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?;
+    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no descriptor yet.
+    check(unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, 0 as libc::c_uint) }).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+
+    #[test]
+    fn a_thread_without_descriptors_leaves_those_of_others_open() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let inside = std::thread::spawn(move || {
+            leave_all_to_others().unwrap();
+            std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
+        });
+        assert!(!inside.join().unwrap());
+        assert!(std::io::read_to_string(file).unwrap().contains("Name:"));
+    }
 
     #[test]
     fn an_inherited_descriptor_is_not_passed_on() {

@@ -4,7 +4,7 @@
 //! never been attached (an id map can be set only then), [`attach`]. A clone that is dropped instead vanishes.
 
 use crate::check;
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
 use std::{
     fs, io,
     io::{Read, Write},
@@ -129,6 +129,30 @@ pub fn make_private(mount: BorrowedFd<'_>) -> io::Result<()> {
 /// ENOENT, ENOTDIR, EPERM.
 pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Shows the directory `name` of the mount at `hidden` at `mountpoint`, and takes the mount away from `hidden`. Where the kernel cannot show a
+/// directory of it, its root is shown instead. Whether it is the directory that is shown.
+///
+/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors. So, if the process is
+/// killed meanwhile, the connection ends and the wait with it; otherwise the two would wait for each other without end.
+///
+/// # Errors
+/// Where nothing can be attached at `mountpoint`; nothing has changed then.
+pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path) -> io::Result<bool> {
+    let (hidden, child, mountpoint) = (hidden.to_owned(), hidden.join(name), mountpoint.to_owned());
+    let show = move || {
+        crate::descriptors::leave_all_to_others()?;
+        let (clone, is_directory) = match clone_tree(&child, false) {
+            Ok(clone) => (clone, true),
+            Err(_) => (clone_tree(&hidden, false)?, false),
+        };
+        attach(clone.as_fd(), &mountpoint)?;
+        rustix::mount::unmount(&hidden, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
+        Ok(is_directory)
+    };
+    let thread = std::thread::Builder::new().name("nacre-show".to_owned()).stack_size(128 << 10).spawn(show)?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that attaches the mount panicked")))
 }
 
 /// A user namespace that exists only as a descriptor, with these maps: what an id-mapped mount is told its map by. Ids that no range

@@ -3,7 +3,8 @@
 /// A file's stable identity across names and time.
 ///
 /// `fs` tells file systems below one mount apart (device number for a host directory); `generation` tells successive owners of one
-/// inode number apart (for host files: a digest of the birth time; 0 where nothing is known).
+/// inode number apart (for host files: a digest of the birth time; 0 where nothing is known), and a directory that shows at several places
+/// by mounts apart from itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId {
     /// The file system below, unique within one stack.

@@ -117,12 +117,19 @@ pub trait OpenFile: Any + Send + Sync {
     /// As `pread(2)`.
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize>;
 
-    /// Writes at an offset (at the end, where the file was opened for appending). All of it or an error; a write that was cut short
-    /// by a full disk answers what was written.
+    /// Writes at an offset, whatever the flags it was opened with: whether a write appends is a matter of the moment (`F_SETFL` of
+    /// `fcntl(2)` sets and clears `O_APPEND`), so whoever knows calls [`OpenFile::append`] instead. All of it or an error; a write that
+    /// was cut short by a full disk answers what was written.
     ///
     /// # Errors
     /// As `pwrite(2)`.
     fn write(&self, data: &[u8], offset: u64) -> Result<usize>;
+
+    /// Writes at the end of the file, as it is at that moment: two who append never overwrite each other. Else as [`OpenFile::write`].
+    ///
+    /// # Errors
+    /// As `write(2)` with `O_APPEND`.
+    fn append(&self, data: &[u8]) -> Result<usize>;
 
     /// What `close(2)` reports; called for each closed descriptor.
     ///

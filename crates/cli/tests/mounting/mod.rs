@@ -239,7 +239,10 @@ impl Fixture {
         arguments.extend(transport_words(words));
         arguments.extend([OsString::from("-f"), what.to_owned(), mountpoint.into()]);
         let before = mount_count(mountpoint);
-        let mut child = Command::new(nacre())
+        // A daemon dies with its test, even if that is killed. (setpriv becomes the daemon: the number stays.)
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(nacre())
             .args(&arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -260,8 +263,8 @@ impl Fixture {
         let pid = child.id();
         self.daemons.push(child);
         self.watch();
-        // The table knows the mount before the daemon serves: the first answer shows that it does.
-        std::fs::symlink_metadata(mountpoint).expect("the mount answers");
+        // The table knows the mount before everything about it is ready; a daemon that answers questions is.
+        status::Status::of(mountpoint);
         pid
     }
 

@@ -16,7 +16,14 @@ impl Door {
         Ok(reply.filled(read)?)
     }
 
-    pub(crate) fn write(&self, header: &Header, fh: u64, offset: u64, data: &[u8], flags: u32, reply: &mut Reply<'_>) -> Outcome {
+    pub(crate) fn write(
+        &self,
+        header: &Header,
+        (fh, offset): (u64, u64),
+        data: &[u8],
+        (file_flags, flags): (u32, u32),
+        reply: &mut Reply<'_>,
+    ) -> Outcome {
         let handle = self.handle_of(fh)?;
         if flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
             // The kernel says so with every write of an ordinary user; one that follows another has nothing to strip.
@@ -26,7 +33,10 @@ impl Door {
                 handle.stripped.store(given, Ordering::Release);
             }
         }
-        let written = handle.file.write(data, offset)?;
+        // The flags of the open file at this moment, which fcntl(2) may have changed. What comes from the page cache (a shared mapping) has
+        // its place, however the file behind the handle was opened.
+        let appends = OpenFlags(file_flags).appends() && flags & abi::flag::WRITE_CACHE == 0;
+        let written = if appends { handle.file.append(data)? } else { handle.file.write(data, offset)? };
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
 

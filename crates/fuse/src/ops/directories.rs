@@ -6,7 +6,6 @@
 use crate::{
     door::{Door, caller},
     failure::Outcome,
-    inodes::ROOT,
     wire,
 };
 use fusewire::{Directory, Header, Reply, abi};
@@ -54,7 +53,7 @@ impl Door {
     fn list(&self, header: &Header, offset: u64, size: u32, attributes: bool, reply: &mut Reply<'_>) -> Outcome {
         let (node, own, parent) = self.inodes.directory(header.nodeid).ok_or(Errno::ESTALE)?;
         let coherence = self.names_coherence(&node);
-        let parent = if header.nodeid == ROOT { own } else { parent };
+        let parent = if self.inodes.is_root(header.nodeid) { own } else { parent };
         let directory = reply.directory(size);
         let mut listing = Listing {
             door: self,

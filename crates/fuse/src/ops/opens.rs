@@ -181,6 +181,9 @@ impl Door {
     /// Enters an open file into the tables and decides how it is served.
     fn grant(&self, caller: &Caller, nodeid: u64, node: &Node, flags: OpenFlags, file: Opened) -> Outcome<abi::OpenOut> {
         let descriptor = file.backing();
+        if descriptor.is_some() {
+            self.passthrough.wait_for_start();
+        }
         let signature = descriptor.filter(|_| flags.writes()).map(passthrough::signature);
         // A file that cannot be asked is treated as one that has set-id bits.
         let set_id = signature.is_some_and(|signature| signature.is_none_or(|(_, set_id)| set_id));

@@ -274,7 +274,7 @@ impl Thread {
         {
             tracing::debug!(cpu, %error, "a ring thread is not pinned");
         }
-        if let Err(error) = sys::schedule_batch() {
+        if let Err(error) = sys::schedule(0, sys::Class::Batch) {
             tracing::debug!(%error, "no batch scheduling");
         }
         let count = u32::try_from(places.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
@@ -395,7 +395,9 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        worker.begin(header.unique, header.nodeid);
+        if worker.begin(header.unique, header.nodeid) {
+            shared.pace.busy();
+        }
         if several {
             shared.set_place(worker, entry.place);
         }

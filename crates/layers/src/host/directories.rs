@@ -146,11 +146,7 @@ impl Directories {
     /// The identity of what was opened under `name`, as `node` would have it.
     pub(super) fn identity(&self, parent: BorrowedFd<'_>, name: &[u8], node: &HostNode, opened: BorrowedFd<'_>) -> Result<FileId> {
         let target = stat::of_file(opened)?;
-        if node.is_resolved() {
-            Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target))
-        } else {
-            Ok(self.mounts.id(&target))
-        }
+        if node.is_resolved() { Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target)) } else { Ok(self.mounts.id(&target)) }
     }
 
     /// Enters a directory into the rounds and evicts others until the budget holds.

@@ -1,8 +1,8 @@
 //! An open file of the host.
 //!
 //! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file,
-//! opened without `O_APPEND`: whoever opened for appending writes with `RWF_APPEND`, so that two of them never overwrite each other
-//! whatever offsets they were told, while the kernel may still use the descriptor at offsets of its own choice.
+//! opened without `O_APPEND`: what is to be appended is written with `RWF_APPEND`, so that two who append never overwrite each other
+//! whatever offsets they were told, while everybody may still use the descriptor at offsets of their own choice.
 
 use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
@@ -57,13 +57,30 @@ impl HostFile {
         OFlags::from_bits_retain(self.flags.raw()) & OFlags::RWMODE
     }
 
-    fn write_once(&self, data: &[u8], offset: u64) -> rustix::io::Result<usize> {
-        if self.flags.appends() {
+    /// Writes once, at an offset or at the end.
+    fn write_once(&self, data: &[u8], offset: Option<u64>) -> rustix::io::Result<usize> {
+        match offset {
+            Some(offset) => rustix::io::pwrite(&self.descriptor, data, offset),
             // The offset does not matter then (pwritev2(2)).
-            rustix::io::pwritev2(&self.descriptor, &[IoSlice::new(data)], offset, ReadWriteFlags::APPEND)
-        } else {
-            rustix::io::pwrite(&self.descriptor, data, offset)
+            None => rustix::io::pwritev2(&self.descriptor, &[IoSlice::new(data)], 0, ReadWriteFlags::APPEND),
         }
+    }
+
+    /// Writes all of it, at an offset or at the end.
+    fn write_all(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+        if let Some(align) = self.direct {
+            return self.write_direct(data, offset, align as usize);
+        }
+        let mut done = 0;
+        while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
+            match self.write_once(rest, offset.map(|offset| offset.saturating_add(done as u64))) {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(done)
     }
 
     fn read_direct(&self, buffer: &mut [u8], offset: u64, align: usize) -> Result<usize> {
@@ -75,7 +92,7 @@ impl HostFile {
         Ok(read)
     }
 
-    fn write_direct(&self, data: &[u8], offset: u64, align: usize) -> Result<usize> {
+    fn write_direct(&self, data: &[u8], offset: Option<u64>, align: usize) -> Result<usize> {
         let mut room = Aligned::new(data.len(), align);
         room.bytes().copy_from_slice(data);
         self.write_once(room.bytes(), offset).map_err(errno)
@@ -138,19 +155,11 @@ impl OpenFile for HostFile {
     }
 
     fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        if let Some(align) = self.direct {
-            return self.write_direct(data, offset, align as usize);
-        }
-        let mut done = 0;
-        while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
-            match self.write_once(rest, offset.saturating_add(done as u64)) {
-                Ok(0) => break,
-                Ok(written) => done += written,
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(errno(error)),
-            }
-        }
-        Ok(done)
+        self.write_all(data, Some(offset))
+    }
+
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.write_all(data, None)
     }
 
     fn flush(&self, owner: LockOwner) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Opening files and asking them for their flags.
 //!
 //! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own appends; those served here go to the end
-//! of the file as the source sees it at that moment ([`super::file`]). `O_TRUNC` takes effect only after the identity has been checked.
+//! of the file as the source sees it at that moment ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. `O_TRUNC` takes effect
+//! only after the identity has been checked.
 
 use super::{Shared, errno, file::HostFile, node::HostNode};
 use nacre_sys::{inode::proc_path, ioctls};

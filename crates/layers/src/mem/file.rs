@@ -33,6 +33,22 @@ impl MemFile {
     fn writable(&self) -> Result<()> {
         if self.flags.writes() { Ok(()) } else { Err(Errno::EBADF) }
     }
+
+    /// Writes at an offset, or at the end.
+    fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+        self.writable()?;
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let mut body = self.inode.body.lock();
+        let content = body.content()?;
+        let offset = offset.unwrap_or_else(|| content.size());
+        end(offset, data.len() as u64)?;
+        content.write(data, offset);
+        let now = (self.clock)();
+        (body.mtime, body.ctime) = (now, now);
+        Ok(data.len())
+    }
 }
 
 impl OpenFile for MemFile {
@@ -57,18 +73,11 @@ impl OpenFile for MemFile {
     }
 
     fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.writable()?;
-        if data.is_empty() {
-            return Ok(0);
-        }
-        let mut body = self.inode.body.lock();
-        let content = body.content()?;
-        let offset = if self.flags.appends() { content.size() } else { offset };
-        end(offset, data.len() as u64)?;
-        content.write(data, offset);
-        let now = (self.clock)();
-        (body.mtime, body.ctime) = (now, now);
-        Ok(data.len())
+        self.write_at(data, Some(offset))
+    }
+
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.write_at(data, None)
     }
 
     fn flush(&self, owner: LockOwner) -> Result<()> {

@@ -373,7 +373,7 @@ fn deletion_rename_and_truncation_can_be_denied() {
 }
 
 #[test]
-fn no_way_makes_a_file_shorter_where_that_is_denied() {
+fn no_way_cuts_a_file_where_that_is_denied() {
     let both = Both::new(|spec| spec.truncate_deny = true);
     let truncating = OpenFlags(OpenFlags::WRITE.0 | OpenFlags::TRUNC);
     let (made, file) = both.seen.create(&ALICE, &both.root(), name("f"), 0o644, truncating).unwrap();
@@ -386,7 +386,10 @@ fn no_way_makes_a_file_shorter_where_that_is_denied() {
     // A creation that meets an existing file opens it as it is.
     assert!(both.seen.create(&ALICE, &both.root(), name("f"), 0o644, truncating).is_ok());
     assert_eq!(both.plain.getattr(&ALICE, &made.node, None).unwrap().size, 9);
-    assert_eq!(file.allocate(AllocateMode(COLLAPSE_RANGE), 0, 4096), Err(Errno::EPERM));
+    // Collapsing, punching, zeroing.
+    for mode in [0x08, 0x03, 0x10, 0x11] {
+        assert_eq!(file.allocate(AllocateMode(mode), 0, 4096), Err(Errno::EPERM), "{mode:#x}");
+    }
     assert_eq!(file.allocate(AllocateMode(0), 0, 4096), Ok(()));
     let empty = both.file("empty", 0o644, 0, 0);
     assert!(both.seen.open(&ALICE, &empty.node, truncating).is_ok(), "there is nothing to lose");

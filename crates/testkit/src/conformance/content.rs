@@ -66,9 +66,13 @@ fn sparse_writes(world: &World) {
 fn appends(world: &World) {
     let (made, _) = world.file(b"file", b"start");
     let file = world.open(&made.node, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::APPEND));
-    assert_eq!(file.write(b" more", 0), Ok(5));
-    assert_eq!(file.write(b" and more", 2), Ok(9));
+    assert_eq!(file.append(b" more"), Ok(5));
+    let other = world.open(&made.node, OpenFlags::WRITE);
+    assert_eq!(other.append(b" and more"), Ok(9));
     assert_eq!(world.content(&made.node), b"start more and more");
+    // Whoever clears O_APPEND goes on with the same open file.
+    assert_eq!(file.write(b"S", 0), Ok(1));
+    assert_eq!(world.content(&made.node), b"Start more and more");
 }
 
 fn truncating_open(world: &World) {

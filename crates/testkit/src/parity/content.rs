@@ -9,6 +9,7 @@ pub(super) const CASES: &[Case] = &[
     ("vectors", vectors),
     ("reading without waiting", without_waiting),
     ("appending", appending),
+    ("appending no longer", appending_no_longer),
     ("truncation", truncation),
     ("fallocate", fallocate),
     ("ranges collapsed and inserted", ranges_moved),
@@ -85,7 +86,30 @@ fn appending(log: &mut Log) {
     let written = rustix::io::pwrite(&one, b" at the end all the same", 0);
     log.saw("pwrite on an appending file", written);
     log.content("file");
+    // The flag is a matter of the moment.
+    let Some(three) = log.open("file", OFlags::RDWR, 0) else { return };
+    let set = rustix::fs::fcntl_setfl(&three, OFlags::APPEND);
+    log.did("fcntl sets O_APPEND", set);
+    rustix::io::write(&one, b" one").expect("write");
+    let written = rustix::io::write(&three, b" three");
+    log.saw("write on a file that appends by now", written);
+    log.content("file");
+    let cleared = rustix::fs::fcntl_setfl(&three, OFlags::empty());
+    log.did("fcntl clears O_APPEND", cleared);
+    let written = rustix::io::pwrite(&three, b"START", 0);
+    log.saw("pwrite on a file that appends no longer", written);
+    log.content("file");
     log.stat("file");
+}
+
+fn appending_no_longer(log: &mut Log) {
+    log.file("file", b"start");
+    let Some(file) = log.open("file", OFlags::RDWR | OFlags::APPEND, 0) else { return };
+    let cleared = rustix::fs::fcntl_setfl(&file, OFlags::empty());
+    log.did("fcntl clears the O_APPEND of open", cleared);
+    let written = rustix::io::pwrite(&file, b"START", 0);
+    log.saw("pwrite on a file opened for appending that appends no longer", written);
+    log.content("file");
 }
 
 fn truncation(log: &mut Log) {

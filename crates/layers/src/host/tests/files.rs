@@ -27,7 +27,7 @@ fn two_appenders_never_overwrite_each_other() {
             scope.spawn(move || {
                 for _ in 0..500 {
                     // The offset is what a kernel believed; the truth is the end of the file.
-                    assert_eq!(file.write(line, 0).unwrap(), 8);
+                    assert_eq!(file.append(line).unwrap(), 8);
                 }
             });
         }

@@ -5,7 +5,10 @@ use nacre_vfs::{Coherence, Invalidation, Scope};
 use std::{
     fs,
     process::Command,
-    sync::mpsc::{Receiver, channel},
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, channel},
+    },
     time::Duration,
 };
 
@@ -99,12 +102,22 @@ fn client_writes(file: &Opened) {
 
 /// Waits for the notice of a change made just now, after which all earlier ones have come; fails on one of `unwanted`.
 fn nothing_about(door: &Door, receiver: &Receiver<Invalidation>, unwanted: FileId) {
-    shell(door, "touch marker; rm marker");
+    // A name of its own each time: an earlier one may still be among the notices.
+    static MARKERS: AtomicUsize = AtomicUsize::new(0);
+    let marker = format!("marker{}", MARKERS.fetch_add(1, Ordering::Relaxed));
+    shell(door, &format!("touch {marker}; rm {marker}"));
     let root = door.host.root().unwrap().attr;
     expect(receiver, |notice| {
         assert_ne!(*notice, Invalidation::Content { id: unwanted });
-        is_entry(&root, "marker")(notice)
+        is_entry(&root, &marker)(notice)
     });
+}
+
+/// Others write to the file: that is reported, perhaps twice (as it is written and as it is closed), and all of it has come.
+fn theirs(door: &Door, receiver: &Receiver<Invalidation>, name: &str, written: FileId) {
+    shell(door, &format!("echo theirs >> {name}"));
+    expect(receiver, |notice| *notice == Invalidation::Content { id: written });
+    nothing_about(door, receiver, FileId { fs: 0, ino: 0, generation: 0 });
 }
 
 /// How many marks the notification group has.
@@ -132,13 +145,11 @@ fn what_is_written_through_us_is_not_reported_but_what_others_write_to_the_same_
     }
     nothing_about(&door, &receiver, entry.attr.id);
     // While it is open for writing through us, and although we have written to it.
-    shell(&door, "echo theirs >> file");
-    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    theirs(&door, &receiver, "file", entry.attr.id);
     client_writes(&opened);
     drop((created, opened, nameless));
     nothing_about(&door, &receiver, entry.attr.id);
-    shell(&door, "echo theirs >> file");
-    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    theirs(&door, &receiver, "file", entry.attr.id);
     assert_eq!(door.host.coherence(Scope::Attributes(&entry.node, &entry.attr)), Coherence::Watched);
 }
 
@@ -153,8 +164,7 @@ fn another_name_and_no_name_make_no_difference() {
     let linked = door.open("linked", OpenFlags::WRITE.raw()).unwrap();
     client_writes(&linked);
     nothing_about(&door, &receiver, entry.attr.id);
-    shell(&door, "echo theirs >> linked");
-    expect(&receiver, |notice| *notice == Invalidation::Content { id: entry.attr.id });
+    theirs(&door, &receiver, "linked", entry.attr.id);
     door.rename("file", "moved", 0).unwrap();
     door.unlink("linked").unwrap();
     door.unlink("moved").unwrap();
@@ -214,7 +224,7 @@ fn a_file_opened_through_our_own_mount_is_opened_as_asked() {
     // Write-only, as it was asked for.
     assert_eq!(file.read(&mut [0; 4], 0).unwrap_err(), Errno::EBADF);
     let append = door.open("file", OpenFlags::READ_WRITE.raw() | OpenFlags::APPEND).unwrap();
-    append.write(b"abc", 0).unwrap();
+    append.append(b"abc").unwrap();
     let mut buffer = [0; 16];
     assert_eq!(append.read(&mut buffer, 8).unwrap(), 5);
     assert_eq!(&buffer[..5], b"89abc");
