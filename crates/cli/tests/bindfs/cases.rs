@@ -222,7 +222,7 @@ pub const CASES: &[Case] = &[
     case("-f", &["-f"], "cat file", "content", true),
     case("-d", &["-d"], "cat file", "content", true),
     case("-s", &["-s"], "cat file", "content", true),
-    case("-o fsname=", &["-o", "fsname=photos"], "findmnt -no SOURCE $MNT", "photos", false),
+    case("-o fsname=", &["-o", "fsname=photos"], "findmnt -vno SOURCE $MNT", "photos", false),
     case("-o subtype=", &["-o", "subtype=photos"], "findmnt -no FSTYPE $MNT", "fuse.photos", false),
     case("-o ro", &["-o", "ro"], "try touch new; has ro", "refused\nyes", true),
     case("-o rw", &["-o", "rw"], "try touch new; has rw", "ok\nyes", true),
