@@ -274,7 +274,7 @@ impl Thread {
         {
             tracing::debug!(cpu, %error, "a ring thread is not pinned");
         }
-        if let Err(error) = sys::schedule(0, sys::Class::Batch) {
+        if let Err(error) = sys::schedule_batch() {
             tracing::debug!(%error, "no batch scheduling");
         }
         let count = u32::try_from(places.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
@@ -395,9 +395,7 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        if worker.begin(header.unique, header.nodeid) {
-            shared.pace.busy();
-        }
+        worker.begin(header.unique, header.nodeid);
         if several {
             shared.set_place(worker, entry.place);
         }

@@ -61,16 +61,11 @@ impl Worker {
         }
     }
 
-    /// A request has been taken from the kernel. Whether it is one of many: true now and then.
-    pub(super) fn begin(&self, unique: u64, node: u64) -> bool {
+    /// A request has been taken from the kernel.
+    pub(super) fn begin(&self, unique: u64, node: u64) {
         self.node.store(node, Relaxed);
         self.state.store(key(unique), SeqCst);
-        self.taken.fetch_add(1, SeqCst) % 256 == 255
-    }
-
-    /// Whether it serves rings.
-    pub(super) fn has_rings(&self) -> bool {
-        self.consumed.get().is_some()
+        self.taken.fetch_add(1, SeqCst);
     }
 
     /// The node of the request that was taken last; 0 before the first.
