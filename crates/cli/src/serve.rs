@@ -471,6 +471,7 @@ fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &
         nodev: !door.dev,
         noexec: !door.exec,
         noatime: door.atime == Some(Atime::No),
+        nosymfollow: !door.symfollow,
         sync: door.sync,
         dirsync: door.dirsync,
         extra: door.kernel_words.clone(),

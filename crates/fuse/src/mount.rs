@@ -12,6 +12,7 @@ use crate::{
     status::{self, Status},
 };
 use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
+use nacre_sys::mounts::MountAttributes;
 use nacre_vfs::{Errno, Invalidation, Layer};
 use rustix::{
     fs::{AtFlags, StatxFlags},
@@ -86,8 +87,11 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
-        let hidden =
-            if root_goes_uncached(&door) { Some(HiddenPlace::new(&door.options.mountpoint).map_err(MountError::Mount)?) } else { None };
+        let hidden = if is_shown_late(&door.options) || root_goes_uncached(&door) {
+            Some(HiddenPlace::new(&door.options.mountpoint).map_err(MountError::Mount)?)
+        } else {
+            None
+        };
         door.inodes.promote_root(hidden.is_some());
         let place = hidden.as_ref().map_or(&*door.options.mountpoint, |hidden| &hidden.path);
         let device = fusewire::mount(place, &mount_options(&door.options)).map_err(MountError::Mount)?;
@@ -224,6 +228,11 @@ fn connect(door: &Door, session: &Session) {
 /// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as the root in the table of mounts.
 pub(crate) const PROMOTED: &str = "root";
 
+/// Whether the mount is to have what mount(2) cannot give it.
+fn is_shown_late(options: &FuseOptions) -> bool {
+    options.nosymfollow && !options.notify_watchers && rustix::process::geteuid().is_root()
+}
+
 /// Whether the kernel would ask for the root's ACL at every step: it makes the first inode of a connection before it knows that there are
 /// ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner then pay a request for every path.
 /// So an inode of its own becomes the root that users see.
@@ -265,7 +274,8 @@ impl Drop for HiddenPlace {
 
 /// Shows a mount that was made at a hidden place where it belongs.
 fn show(door: &Door, session: &mut Session, hidden: &HiddenPlace) -> io::Result<()> {
-    let shown = nacre_sys::mounts::show_directory(&hidden.path, PROMOTED, &hidden.mountpoint);
+    let attributes = if door.options.nosymfollow { MountAttributes::NO_SYMLINK_FOLLOW } else { MountAttributes::empty() };
+    let shown = nacre_sys::mounts::show_directory(&hidden.path, PROMOTED, &hidden.mountpoint, attributes);
     door.inodes.promote_root(shown.map_err(|error| about(&hidden.mountpoint, "cannot mount on", &error))?);
     session.relocated(hidden.mountpoint.clone())
 }

@@ -73,6 +73,8 @@ pub struct FuseOptions {
     pub noexec: bool,
     /// The kernel marks no access times.
     pub noatime: bool,
+    /// No symbolic link is followed. Only for root, and not together with `notify_watchers`.
+    pub nosymfollow: bool,
     /// Writes are synchronous.
     pub sync: bool,
     /// Changes of directories are synchronous.
@@ -126,6 +128,7 @@ impl FuseOptions {
             nodev: false,
             noexec: false,
             noatime: false,
+            nosymfollow: false,
             sync: false,
             dirsync: false,
             extra: Vec::new(),

@@ -131,7 +131,7 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Shows the directory `name` of the mount at `hidden` at `mountpoint`, and takes the mount away from `hidden`. Where the kernel cannot show a
+/// Shows the directory `name` of the mount at `hidden` at `mountpoint`, with these attributes from the first instant, and takes the mount away from `hidden`. Where the kernel cannot show a
 /// directory of it, its root is shown instead. Whether it is the directory that is shown.
 ///
 /// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors. So, if the process is
@@ -139,7 +139,7 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// Where nothing can be attached at `mountpoint`; nothing has changed then.
-pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path) -> io::Result<bool> {
+pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path, attributes: MountAttributes) -> io::Result<bool> {
     let (hidden, child, mountpoint) = (hidden.to_owned(), hidden.join(name), mountpoint.to_owned());
     let show = move || {
         crate::descriptors::leave_all_to_others()?;
@@ -147,6 +147,9 @@ pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path) -> io::Resul
             Ok(clone) => (clone, true),
             Err(_) => (clone_tree(&hidden, false)?, false),
         };
+        if attributes != MountAttributes::empty() {
+            set_attributes(clone.as_fd(), attributes, MountAttributes::empty(), None, false)?;
+        }
         attach(clone.as_fd(), &mountpoint)?;
         rustix::mount::unmount(&hidden, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
         Ok(is_directory)
