@@ -167,6 +167,10 @@ impl nacre_vfs::OpenFile for Plain {
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
 }
 
 fn attr(ino: u64) -> Attr {

@@ -57,6 +57,7 @@ macro_rules! forward {
         }
     };
     (@ backing) => { fn backing(&self) -> Option<::std::os::fd::BorrowedFd<'_>> { self.below.backing() } };
+    (@ collected) => { fn collected(&self) -> Option<&dyn ::nacre_vfs::Collected> { self.below.collected() } };
 }
 
 pub(crate) use forward;

@@ -370,6 +370,11 @@ impl Layer for Host {
         self.shared.resolves_links()
     }
 
+    fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
+        // Nothing here has to see each write, so the kernel does better: it writes to the files itself.
+        false
+    }
+
     fn describe(&self) -> Description {
         let options = &self.shared.options;
         let mut text = Description::new("host")

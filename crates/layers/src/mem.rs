@@ -376,6 +376,10 @@ impl Layer for Mem {
         false
     }
 
+    fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
+        false
+    }
+
     fn describe(&self) -> Description {
         Description::new("mem")
     }

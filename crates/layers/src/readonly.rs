@@ -125,7 +125,7 @@ impl OpenFile for ReadOnlyFile {
         self.below.ioctl(request, output)
     }
 
-    forward! { inner read flush fsync seek test_lock set_lock flock backing }
+    forward! { inner read flush fsync seek test_lock set_lock flock backing collected }
 }
 
 #[cfg(test)]

@@ -246,5 +246,5 @@ impl OpenFile for NeverCut {
         if mode.0 & DROPPING != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
     }
 
-    forward! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing }
+    forward! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing collected }
 }

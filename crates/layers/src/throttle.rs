@@ -140,6 +140,10 @@ impl OpenFile for ThrottledFile {
         None
     }
 
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
+
     forward! { inner flush fsync allocate seek test_lock set_lock flock ioctl }
 }
 

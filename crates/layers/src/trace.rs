@@ -226,6 +226,10 @@ impl Layer for Trace {
         self.below.judges_callers()
     }
 
+    fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
+        self.below.collect(door)
+    }
+
     fn describe(&self) -> Description {
         let mut own = Description::new("trace");
         if self.log.level != TraceLevel::default() {
@@ -285,5 +289,5 @@ impl OpenFile for TracedFile {
         self.log.run(Change, "ioctl", None, &|| format!("{:#x}", request.command), || self.below.ioctl(request, output))
     }
 
-    forward! { inner test_lock set_lock flock backing }
+    forward! { inner test_lock set_lock flock backing collected }
 }

@@ -2,8 +2,8 @@
 //! visible? allow? caller, creation or change on the way down, the call, attributes or file on the way up.
 
 use crate::{
-    Attr, Caller, Coherence, Creation, Description, DirEntry, DirSink, Entry, Errno, Filter, Invalidation, Ioctl, Kind, Layer, Name, Node,
-    Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, Filter, Invalidation, Ioctl, Kind, Layer,
+    Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -298,6 +298,10 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn judges_callers(&self) -> bool {
         self.below.judges_callers()
+    }
+
+    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
+        self.below.collect(door)
     }
 
     fn describe(&self) -> Description {

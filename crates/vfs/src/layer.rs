@@ -251,6 +251,10 @@ pub trait Layer: Send + Sync + 'static {
     /// even where that costs it something (idmapped mounts).
     fn judges_callers(&self) -> bool;
 
+    /// Offers to collect writes; answers whether the layer wants that for some of its files (see [`crate::Collected`]). Called once, before
+    /// the first look-up, by doors that can.
+    fn collect(&self, door: &Arc<dyn crate::Collector>) -> bool;
+
     /// What this layer is, and what is below it.
     fn describe(&self) -> Description;
 }

@@ -7,6 +7,7 @@
 mod attr;
 mod caller;
 mod coherence;
+mod collected;
 mod describe;
 mod errno;
 mod filter;
@@ -19,6 +20,7 @@ mod open_file;
 pub use attr::{Attr, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use coherence::{Coherence, Invalidation, Scope};
+pub use collected::{Collected, Collector};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};

@@ -189,4 +189,8 @@ pub trait OpenFile: Any + Send + Sync {
     /// A descriptor that holds exactly this file's bytes, which the kernel may read, write and map in our place. A property of one
     /// open file: a layer that must see or change bytes answers `None`.
     fn backing(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The permission to collect writes through this open file before passing them on; `None` where each must be passed on when it
+    /// happens. Only of files opened for writing alone; they can be read all the same, because whoever collects parts of pages has to.
+    fn collected(&self) -> Option<&dyn crate::Collected>;
 }

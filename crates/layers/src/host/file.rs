@@ -221,4 +221,8 @@ impl OpenFile for HostFile {
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         (self.node.kind() == Kind::File).then(|| self.fd())
     }
+
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
 }

@@ -160,6 +160,10 @@ impl OpenFile for MemFile {
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
 }
 
 impl MemFile {

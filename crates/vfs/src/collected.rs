@@ -1,0 +1,38 @@
+//! Writes that a door collects before it passes them on: a kernel's write-back cache takes write(2) without asking anybody.
+//!
+//! A layer that counts what is written (a size limit) cannot see such writes when they happen. So it decides file by file whether writes may be
+//! collected ([`crate::OpenFile::collected`]), and while there is room it lets them. The door can hold back a bounded number of bytes
+//! ([`Collector::most_held`]); when less room than that is left, the layer recalls its permission ([`Collector::recall`]), and the door
+//! announces every write from then on. What was accepted then always fits.
+
+use crate::Result;
+
+/// The layer's side: the permission to collect writes to one open file.
+pub trait Collected: Send + Sync {
+    /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the door's caches live on.
+    fn unannounced(&self) -> bool;
+
+    /// A write at the end of the file is about to be collected, of `length` bytes (`None` where the door cannot tell). May wait until what
+    /// the door held back has arrived.
+    ///
+    /// # Errors
+    /// ENOSPC or EDQUOT: the write must not happen.
+    fn announce(&self, length: Option<u64>) -> Result<()>;
+}
+
+/// The door's side.
+pub trait Collector: Send + Sync {
+    /// The most that the door can hold back while `files` files are open for collected writes, bytes; including what single writes that
+    /// are under way may still add after a recall.
+    fn most_held(&self, files: usize) -> u64;
+
+    /// From when this returns, every write that begins is announced. Does not wait for anything; may be called inside a write.
+    fn recall(&self);
+
+    /// Makes the door pass on everything that it holds back; returns when all of it has been written. Never called inside an operation of
+    /// the layer: it waits for such.
+    ///
+    /// # Errors
+    /// Where the door cannot; what is held back must then be counted as held back on.
+    fn settle(&self) -> Result<()>;
+}
