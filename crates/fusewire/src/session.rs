@@ -7,6 +7,7 @@
 mod device;
 mod dispatch;
 mod negotiate;
+mod pace;
 mod ring;
 mod shared;
 mod uring;
@@ -288,6 +289,7 @@ fn serve(fd: OwnedFd, handler: &Arc<dyn Handler>, options: &SessionOptions) -> R
         return match started {
             Ok(()) => {
                 shared.serving();
+                pace::spawn(&shared);
                 Ok((shared, agreement, Transport::Uring, None))
             }
             Err(error) => {

@@ -54,11 +54,33 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)
 }
 
-/// Gives the calling thread the scheduling class for throughput: it does not preempt the caller that it has just answered.
-pub(crate) fn schedule_batch() -> io::Result<()> {
+/// How a thread shares its CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// As any other.
+    Other,
+    /// For throughput: it does not preempt the caller that it has just answered.
+    Batch,
+    /// Only where nobody else wants the CPU; to leave it takes CAP_SYS_NICE.
+    Idle,
+}
+
+/// Whether a thread of this process is SCHED_IDLE.
+pub(crate) fn yields(tid: u32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { libc::sched_getscheduler(tid.cast_signed()) == libc::SCHED_IDLE }
+}
+
+/// Changes the scheduling class of a thread of this process (0: the calling one).
+pub(crate) fn schedule(tid: u32, class: Class) -> io::Result<()> {
+    let policy = match class {
+        Class::Other => libc::SCHED_OTHER,
+        Class::Batch => libc::SCHED_BATCH,
+        Class::Idle => libc::SCHED_IDLE,
+    };
     let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `param` lives for the call; 0 is the calling thread.
-    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, std::ptr::from_ref(&param)) }).map(drop)
+    // SAFETY: `param` lives for the call.
+    check(unsafe { libc::sched_setscheduler(tid.cast_signed(), policy, std::ptr::from_ref(&param)) }).map(drop)
 }
 
 /// The signal that interrupts a system call of a worker: a real-time signal that the program does not use. Its handler does nothing and

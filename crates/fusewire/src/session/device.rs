@@ -69,7 +69,7 @@ fn start(shared: &Arc<Shared>) -> io::Result<(Thread, Arc<Worker>)> {
     // The kernel wants room for a whole WRITE, whatever it has to say.
     let input = Pages::new(shared.max_io + rustix::param::page_size())?;
     let output = Pages::new(shared.max_io + size_of::<OutHeader>())?;
-    if let Err(error) = sys::schedule_batch() {
+    if let Err(error) = sys::schedule(0, sys::Class::Batch) {
         tracing::debug!(%error, "no batch scheduling");
     }
     let worker = Arc::new(Worker::new(tid(), None));

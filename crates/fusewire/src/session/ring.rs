@@ -274,7 +274,7 @@ impl Thread {
         {
             tracing::debug!(cpu, %error, "a ring thread is not pinned");
         }
-        if let Err(error) = sys::schedule_batch() {
+        if let Err(error) = sys::schedule(0, sys::Class::Batch) {
             tracing::debug!(%error, "no batch scheduling");
         }
         let count = u32::try_from(places.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?;
@@ -350,7 +350,8 @@ impl Thread {
     }
 
     fn enter(&mut self, wait: bool) -> io::Result<()> {
-        match self.ring.enter(wait) {
+        let Thread { shared, ring, .. } = self;
+        match if wait { shared.pace.yielding(|| ring.enter(true)) } else { ring.enter(false) } {
             Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Err(error),
             _ => Ok(()),
         }
@@ -395,7 +396,10 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
-        worker.begin(header.unique, header.nodeid);
+        shared.pace.came(header.pid, queue.qid);
+        if worker.begin(header.unique, header.nodeid) {
+            shared.pace.busy();
+        }
         if several {
             shared.set_place(worker, entry.place);
         }

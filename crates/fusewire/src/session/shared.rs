@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use super::SessionOptions;
+use super::pace::Pace;
 use super::workers::{Queue, Worker};
 use crate::connection::Connection;
 use crate::counters::Counters;
@@ -70,6 +71,8 @@ pub(super) struct Shared {
     /// Threads inside [`blocking`], all queues together.
     blocked: AtomicI32,
     early_interrupts: Mutex<VecDeque<u64>>,
+    /// Of the ring threads.
+    pub(super) pace: Pace,
     waking: AtomicBool,
     panic_logged: AtomicBool,
     growth_logged: AtomicBool,
@@ -127,6 +130,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             blocked: AtomicI32::new(0),
             early_interrupts: Mutex::new(VecDeque::new()),
+            pace: Pace::default(),
             waking: AtomicBool::new(false),
             panic_logged: AtomicBool::new(false),
             growth_logged: AtomicBool::new(false),
@@ -228,6 +232,11 @@ impl Shared {
         is_over(*self.alive.lock())
     }
 
+    /// Thread ids of those that serve rings.
+    pub(super) fn ring_threads(&self) -> Vec<u32> {
+        self.workers.read().iter().filter(|worker| worker.has_rings()).map(|worker| worker.tid).collect()
+    }
+
     pub(super) fn threads(&self) -> usize {
         usize::try_from(self.alive.lock().0).unwrap_or(0)
     }
@@ -235,6 +244,7 @@ impl Shared {
     /// The kernel has ended the connection: threads that wait for users give up, the others see it themselves.
     pub(super) fn ended(self: &Arc<Self>) {
         if !self.ending.swap(true, SeqCst) {
+            self.pace.wake();
             self.wake_up();
         }
     }
@@ -252,6 +262,7 @@ impl Shared {
     /// Ends the connection from our side: all threads leave, and with the last descriptor the kernel cuts it off.
     pub(super) fn stop(self: &Arc<Self>) {
         self.ending.store(true, SeqCst);
+        self.pace.wake();
         if !self.stopping.swap(true, SeqCst) {
             self.connection.close();
             self.wake_up();

@@ -61,11 +61,16 @@ impl Worker {
         }
     }
 
-    /// A request has been taken from the kernel.
-    pub(super) fn begin(&self, unique: u64, node: u64) {
+    /// A request has been taken from the kernel. Whether it is one of many: true now and then.
+    pub(super) fn begin(&self, unique: u64, node: u64) -> bool {
         self.node.store(node, Relaxed);
         self.state.store(key(unique), SeqCst);
-        self.taken.fetch_add(1, SeqCst);
+        self.taken.fetch_add(1, SeqCst) % 256 == 255
+    }
+
+    /// Whether it serves rings.
+    pub(super) fn has_rings(&self) -> bool {
+        self.consumed.get().is_some()
     }
 
     /// The node of the request that was taken last; 0 before the first.

@@ -1,0 +1,359 @@
+//! Keeps a caller on its CPU while it is answered from there.
+//!
+//! When a ring thread answers, the kernel looks for a CPU for the caller. The caller's own CPU is busy with the ring thread, so on an otherwise idle
+//! machine it takes another one, wakes that up, and the next request comes from there: round trips of 50 us instead of 10. A CPU on which only
+//! SCHED_IDLE threads run counts as free (`sched_idle_cpu()` in `select_idle_sibling()`, kernel/sched/fair.c, since Linux 5.4). So while a
+//! session is busy and its threads get their turns at once, they are SCHED_IDLE in the system call in which they answer and wait, and
+//! only there: handlers, which take locks of the file system below, run as SCHED_BATCH. It
+//! costs two changes of class per request, so it is done only where callers are seen to move, and once a second it is tried without.
+//!
+//! A SCHED_IDLE thread gets next to nothing while others want the CPU. So one thread of ordinary priority watches: a ring thread that could run and
+//! did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait long for its turns, ends it for all, at first for a second and
+//! longer each time. Everything else (an idle mount, a mount that has little to do, a process that may not return from SCHED_IDLE, which takes
+//! CAP_SYS_NICE) stays SCHED_BATCH.
+//!
+//! Invariants: while nobody watches, all threads are SCHED_BATCH; the watcher sleeps without a timer while the session is not busy.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::shared::Shared;
+use crate::sys::{self, Class};
+
+/// Between two looks.
+const TICK: Duration = Duration::from_millis(10);
+/// Ticks for which one thread may starve while others are served: a RELEASE may well wait until its caller has done other things.
+const PATIENCE: u32 = 3;
+/// Ticks without a request after which the watcher sleeps.
+const QUIET: u32 = 20;
+/// Requests in a tick that make a session busy.
+const BUSY: u64 = 32;
+/// Ticks of SCHED_BATCH after the first trouble ...
+const FIRST_PENALTY: u32 = 100;
+/// ... and at most.
+const LAST_PENALTY: u32 = 6_000;
+/// Ticks without trouble after which the penalty is the first again.
+const FORGIVEN: u32 = 3_000;
+/// Ticks of SCHED_IDLE after which it is tried without.
+const STRETCH: u32 = 100;
+/// Callers whose last CPU is remembered.
+const CALLERS: usize = 64;
+/// Longest mean wait for a turn.
+const MEAN_WAIT_NS: u64 = 1_000_000;
+
+/// How the watcher is woken.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// A caller and the CPU that it asked from last, packed, by a hash of the caller.
+    last_seen: [AtomicU64; CALLERS],
+    moved: AtomicU64,
+    yielding: AtomicBool,
+    /// A thread could not change its class.
+    refused: AtomicBool,
+    asleep: AtomicBool,
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace {
+            last_seen: std::array::from_fn(|_| AtomicU64::new(0)),
+            moved: AtomicU64::new(0),
+            yielding: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            woken: Mutex::new(false),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl Pace {
+    /// There is much to do. Cheap where the watcher is awake.
+    pub(super) fn busy(&self) {
+        if self.asleep.load(Relaxed) {
+            self.wake();
+        }
+    }
+
+    /// A request of this caller (0: nobody in particular) has come in on this CPU.
+    pub(super) fn came(&self, caller: u32, cpu: u16) {
+        let Some(place) = self.last_seen.get(caller as usize % CALLERS).filter(|_| caller != 0) else { return };
+        let (now, last) = (u64::from(caller) << 16 | u64::from(cpu), place.load(Relaxed));
+        if last != now {
+            place.store(now, Relaxed);
+            if last >> 16 == now >> 16 {
+                self.moved.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Runs a call that answers and waits, as SCHED_IDLE where that helps.
+    pub(super) fn yielding<T>(&self, wait: impl FnOnce() -> T) -> T {
+        if !self.yielding.load(Relaxed) {
+            return wait();
+        }
+        self.change(Class::Idle);
+        let result = wait();
+        self.change(Class::Batch);
+        result
+    }
+
+    /// Changes the calling thread; after a thread that may not, no other tries.
+    fn change(&self, class: Class) {
+        if let Err(error) = sys::schedule(0, class) {
+            self.refused.store(true, Relaxed);
+            self.yielding.store(false, Relaxed);
+            tracing::warn!(%error, ?class, "cannot change the scheduling of a ring thread");
+        }
+    }
+
+    /// Wakes the watcher: it looks whether the session has ended.
+    pub(super) fn wake(&self) {
+        *self.woken.lock() = true;
+        self.changed.notify_one();
+    }
+
+    fn sleep(&self) {
+        self.asleep.store(true, Relaxed);
+        let mut woken = self.woken.lock();
+        while !std::mem::take(&mut *woken) {
+            self.changed.wait(&mut woken);
+        }
+        self.asleep.store(false, Relaxed);
+    }
+
+    fn rest(&self) {
+        let mut woken = self.woken.lock();
+        self.changed.wait_for(&mut woken, TICK);
+    }
+}
+
+/// What a ring thread did in one tick.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Turns {
+    /// Turns that it got.
+    turns: u64,
+    /// Requests whose caller had asked from another CPU before.
+    moved: u64,
+    /// How long it waited for these.
+    waited_ns: u64,
+    /// It could have run all the time, and never did.
+    starved: bool,
+}
+
+/// Decides from what is seen; pure.
+#[derive(Debug)]
+struct Judge {
+    yielding: bool,
+    cooldown: u32,
+    penalty: u32,
+    good: u32,
+    /// Ticks since yielding began.
+    stretch: u32,
+}
+
+impl Judge {
+    fn new() -> Judge {
+        Judge { yielding: false, cooldown: 0, penalty: FIRST_PENALTY, good: 0, stretch: 0 }
+    }
+
+    /// Whether the threads shall be SCHED_IDLE in the next tick.
+    fn step(&mut self, seen: Turns) -> bool {
+        let slow = seen.waited_ns > seen.turns.saturating_mul(MEAN_WAIT_NS);
+        let trouble = seen.starved || slow;
+        if self.yielding && trouble {
+            self.yielding = false;
+            self.cooldown = self.penalty;
+            self.penalty = (self.penalty * 2).min(LAST_PENALTY);
+            self.good = 0;
+        } else if self.yielding {
+            self.good = self.good.saturating_add(1);
+            if self.good == FORGIVEN {
+                self.penalty = FIRST_PENALTY;
+            }
+            self.stretch += 1;
+            self.yielding = self.stretch < STRETCH;
+        } else if self.cooldown > 0 {
+            self.cooldown -= 1;
+        } else if seen.turns >= BUSY && seen.moved * 4 > seen.turns && !trouble {
+            self.yielding = true;
+            self.stretch = 0;
+        }
+        self.yielding
+    }
+}
+
+/// What the kernel has counted for a thread so far (`/proc/PID/task/TID/schedstat`).
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    ran_ns: u64,
+    waited_ns: u64,
+    turns: u64,
+    /// Ticks without a turn, though it could have run.
+    starving: u32,
+}
+
+fn counted(tid: u32) -> Option<Counted> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    let mut numbers = text.split_ascii_whitespace().map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    Some(Counted { ran_ns: next()?, waited_ns: next()?, turns: next()?, starving: 0 })
+}
+
+/// Whether a thread could run or does.
+fn is_runnable(tid: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else { return false };
+    // The name, in parentheses, may hold anything.
+    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('R'))
+}
+
+/// Starts the watcher of a session over rings, where the process may use SCHED_IDLE and return.
+pub(super) fn spawn(shared: &Arc<Shared>) {
+    let started = shared.spawn("fuse pace".to_owned(), |shared| {
+        let back = sys::schedule(0, Class::Idle).and_then(|()| sys::schedule(0, Class::Other));
+        match back {
+            Ok(()) => watch(shared),
+            Err(error) => tracing::debug!(%error, "ring threads stay SCHED_BATCH: SCHED_IDLE could not be left again"),
+        }
+    });
+    if let Err(error) = started {
+        tracing::debug!(%error, "no thread to watch the ring threads; they stay SCHED_BATCH");
+    }
+}
+
+fn watch(shared: &Arc<Shared>) {
+    while !shared.is_ending() {
+        shared.pace.sleep();
+        let mut judge = Judge::new();
+        let mut before: HashMap<u32, Counted> = HashMap::new();
+        let mut quiet = 0;
+        while quiet < QUIET && !shared.is_ending() {
+            shared.pace.rest();
+            let tids = shared.ring_threads();
+            let mut seen = look(&tids, &mut before);
+            seen.moved = shared.pace.moved.swap(0, Relaxed);
+            quiet = if seen.turns == 0 && !seen.starved { quiet + 1 } else { 0 };
+            let yields = judge.step(seen) && !shared.pace.refused.load(Relaxed);
+            shared.pace.yielding.store(yields, Relaxed);
+            if !yields {
+                bring_back(&tids);
+            }
+        }
+        shared.pace.yielding.store(false, Relaxed);
+        // A thread may have seen the old value just now, and be about to yield: so once more, a tick after there was none.
+        let mut clean = 0;
+        while clean < 2 && !shared.is_ending() {
+            shared.pace.rest();
+            clean = if bring_back(&shared.ring_threads()) { 0 } else { clean + 1 };
+        }
+    }
+}
+
+/// Makes threads SCHED_BATCH that yield; whether there were any.
+fn bring_back(tids: &[u32]) -> bool {
+    let mut any = false;
+    for &tid in tids {
+        if sys::yields(tid) {
+            any = true;
+            if let Err(error) = sys::schedule(tid, Class::Batch) {
+                // It has just ended, at worst.
+                tracing::debug!(tid, %error, "a ring thread keeps its scheduling class");
+            }
+        }
+    }
+    any
+}
+
+fn look(tids: &[u32], before: &mut HashMap<u32, Counted>) -> Turns {
+    let mut all = Turns::default();
+    let mut longest = 0;
+    for &tid in tids {
+        let Some(mut now) = counted(tid) else { continue };
+        let Some(then) = before.get(&tid).copied() else {
+            before.insert(tid, now);
+            continue;
+        };
+        let turns = now.turns.saturating_sub(then.turns);
+        if turns == 0 && now.ran_ns == then.ran_ns && is_runnable(tid) {
+            now.starving = then.starving + 1;
+        }
+        longest = longest.max(now.starving);
+        all.turns += turns;
+        all.waited_ns += now.waited_ns.saturating_sub(then.waited_ns);
+        before.insert(tid, now);
+    }
+    all.starved = longest >= PATIENCE || (longest > 0 && all.turns == 0);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORK: Turns = Turns { turns: 500, moved: 400, waited_ns: 3_000_000, starved: false };
+    const REST: Turns = Turns { turns: 0, moved: 0, waited_ns: 0, starved: false };
+    const STARVED: Turns = Turns { turns: 0, moved: 0, waited_ns: 0, starved: true };
+
+    fn ticks_until_yielding(judge: &mut Judge) -> u32 {
+        (1..).find(|_| judge.step(WORK)).unwrap()
+    }
+
+    #[test]
+    fn work_makes_threads_yield_and_trouble_stops_it_longer_each_time() {
+        let mut judge = Judge::new();
+        assert!(!judge.step(REST));
+        assert_eq!(ticks_until_yielding(&mut judge), 1);
+        assert!(judge.step(REST), "a pause is no trouble");
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            assert!(!judge.step(STARVED));
+            pauses.push(ticks_until_yielding(&mut judge));
+        }
+        assert_eq!(pauses, [101, 201, 401, 801, 1601, 3201, 6001, 6001, 6001]);
+        (0..FORGIVEN + FORGIVEN / STRETCH).for_each(|_| _ = judge.step(WORK));
+        assert!(!judge.step(STARVED));
+        assert_eq!(ticks_until_yielding(&mut judge), FIRST_PENALTY + 1);
+    }
+
+    #[test]
+    fn callers_that_stay_are_left_alone_and_it_is_tried_without_now_and_then() {
+        let mut judge = Judge::new();
+        let stay = Turns { moved: 3, ..WORK };
+        assert!((0..1_000).all(|_| !judge.step(stay)));
+        assert!(judge.step(WORK));
+        assert!((1..STRETCH).all(|_| judge.step(stay)));
+        assert!(!judge.step(stay), "tried without");
+        assert!(!judge.step(stay));
+        assert!(judge.step(WORK));
+    }
+
+    #[test]
+    fn a_caller_that_asks_from_elsewhere_has_moved() {
+        let pace = Pace::default();
+        [(7, 0), (7, 0), (7, 1), (7 + CALLERS as u32, 0), (7, 1), (7, 0)].into_iter().for_each(|(caller, cpu)| pace.came(caller, cpu));
+        assert_eq!(pace.moved.load(Relaxed), 2);
+    }
+
+    #[test]
+    fn long_waits_are_trouble_too() {
+        let mut judge = Judge::new();
+        let slow = Turns { turns: 40, moved: 40, waited_ns: 41 * MEAN_WAIT_NS, starved: false };
+        assert!(!judge.step(slow));
+        assert!(judge.step(WORK));
+        assert!(!judge.step(slow));
+    }
+
+    #[test]
+    fn threads_are_read_from_proc() {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        assert!(is_runnable(tid));
+        assert!(counted(tid).is_none_or(|counted| counted.turns > 0));
+        assert!(!is_runnable(u32::MAX) && counted(u32::MAX).is_none());
+    }
+}
