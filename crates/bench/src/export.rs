@@ -97,6 +97,14 @@ pub fn ratio(ratio: f64) -> String {
     }
 }
 
+/// Heading of what [`crate::summary::counts`] gives.
+pub const COUNTS: &str = "Bytes that should be none, in the worst round";
+
+/// A count of bytes: exact, because one too many is one too many.
+pub fn count(bytes: f64) -> String {
+    format!("{bytes:.0}")
+}
+
 /// The lines that say where and how a run was made.
 pub fn provenance(report: &Report) -> Vec<String> {
     let (machine, settings) = (&report.machine, &report.settings);
@@ -106,18 +114,16 @@ pub fn provenance(report: &Report) -> Vec<String> {
         None => "unknown",
     };
     let who = if settings.root { "root" } else { "an ordinary user" };
+    let first = report.tests.iter().any(|test| test.id.ends_with("-first"));
+    let first = if first { format!("; \"first\" is a {}", settings.cold) } else { String::new() };
+    // Older results have numbers only.
+    let amounts = if settings.amounts.is_empty() { format!("{} small files", settings.files) } else { settings.amounts.clone() };
     let programs: Vec<String> = machine.programs.iter().map(|(name, version)| format!("{name}: {version}")).collect();
     let mut lines = vec![
         format!("Linux {}, {} x {}, {:.1} GiB", machine.kernel, machine.cores, machine.cpu, machine.memory as f64 / f64::from(1 << 30)),
         format!("Source on {}; FUSE over io_uring {uring}; measured by {who}", machine.filesystem),
-        format!("{} UTC, {:.0} s, median of {}; \"first\" is a {}", report.started, report.seconds, settings.rounds, settings.cold),
-        format!(
-            "{} small files, {} files in the big directory, {} in the tree, page-cache file of {} MiB",
-            settings.files,
-            settings.listing,
-            settings.tree,
-            settings.cache_bytes >> 20
-        ),
+        format!("{} UTC, {:.0} s, median of {}{first}", report.started, report.seconds, settings.rounds),
+        amounts,
         programs.join("; "),
     ];
     if crate::machine::busy(machine) {

@@ -4,8 +4,8 @@
 
 use crate::failure::Failure;
 use crate::report::Report;
-use crate::summary::{rate, ratio};
-use crate::table::{self, Table};
+use crate::summary::{rate, ratio, worst};
+use crate::table::{self, COUNT, Table};
 
 /// The file as it was when this program was built.
 pub const PROMISED: &str = include_str!("../figures");
@@ -15,13 +15,13 @@ pub const PROMISED: &str = include_str!("../figures");
 pub struct Figure {
     /// Who promises.
     pub target: String,
-    /// Compared with whom.
+    /// Compared with whom; [`COUNT`] if it is about a count.
     pub base: String,
     /// In which test.
     pub test: String,
     /// If given, the time in `test` is first divided by that in this one: how the target scales.
     pub per: Option<String>,
-    /// Largest ratio of times.
+    /// Largest ratio of times, or largest count.
     pub limit: f64,
     /// Amount per second that is enough whatever the ratio.
     pub or_rate: Option<f64>,
@@ -32,13 +32,14 @@ pub struct Figure {
 pub struct Verdict {
     /// The promise.
     pub figure: Figure,
-    /// Ratio of times, if the run measured it.
+    /// Ratio of times, or the count, if the run measured it.
     pub reached: Option<f64>,
     /// Whether it was kept, if the run measured it.
     pub kept: Option<bool>,
 }
 
-/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, `#` starts a comment.
+/// Parses the file: `TARGET BASE TEST[/TEST] LIMIT [or-rate NUMBER]`, or `TARGET count TEST LIMIT`; `#` starts a
+/// comment.
 pub fn parse(text: &str) -> Result<Vec<Figure>, Failure> {
     let mut figures = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -67,14 +68,14 @@ fn parse_words(words: &[&str]) -> Option<Figure> {
         base: (*base).to_owned(),
         test: test.to_owned(),
         per,
-        limit: limit.parse().ok().filter(|limit: &f64| *limit > 0.0)?,
+        limit: limit.parse().ok().filter(|limit: &f64| *limit > 0.0 || *base == COUNT && *limit == 0.0)?,
         or_rate,
     })
 }
 
 /// The figures that are about this table.
 fn of_table(figures: Vec<Figure>, table: &Table) -> Vec<Figure> {
-    figures.into_iter().filter(|figure| table.test(&figure.test).is_some()).collect()
+    figures.into_iter().filter(|figure| table.test(&figure.test).is_some() && table.target(&figure.target).is_some()).collect()
 }
 
 /// Compares a run with the promises.
@@ -98,6 +99,9 @@ pub fn judge_table(report: &Report) -> Result<Vec<Verdict>, Failure> {
 }
 
 fn reached(report: &Report, figure: &Figure) -> Option<f64> {
+    if figure.base == COUNT {
+        return worst(report, &figure.test, &figure.target);
+    }
     let own = ratio(report, &figure.test, &figure.target, &figure.base)?;
     match &figure.per {
         Some(per) => ratio(report, per, &figure.target, &figure.base).map(|single| own / single),
@@ -115,9 +119,12 @@ pub fn text(verdicts: &[Verdict]) -> String {
             Some(false) => "NO",
             None => "-",
         };
-        let reached = reached.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.3}"));
+        // Counts are exact.
+        let digits = if figure.base == COUNT { (0, 0) } else { (2, 3) };
+        let limit = format!("{:.*}", digits.0, figure.limit);
+        let reached = reached.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.*}", digits.1));
         let rate = figure.or_rate.map_or_else(String::new, |rate| format!("  or {:.0} MB/s", rate / 1e6));
-        out.push_str(&format!("{mark:5} {:16} {:13} {test:32} {:6.2} {reached:>10}{rate}\n", figure.target, figure.base, figure.limit));
+        out.push_str(&format!("{mark:5} {:16} {:13} {test:32} {limit:>6} {reached:>10}{rate}\n", figure.target, figure.base));
     }
     out
 }
@@ -126,25 +133,34 @@ pub fn text(verdicts: &[Verdict]) -> String {
 mod tests {
     use super::*;
     use crate::sample_report::report;
-    use crate::table::MIRROR;
+    use crate::table::{TABLES, Unit};
 
     #[test]
     fn the_file_names_real_targets_and_tests() {
         let figures = parse(PROMISED).unwrap();
-        assert!(figures.len() > 20);
-        for figure in figures {
-            for target in [&figure.target, &figure.base] {
-                assert!(MIRROR.target(target).is_some(), "{target}");
-            }
-            for test in figure.per.iter().chain([&figure.test]) {
-                assert!(MIRROR.test(test).is_some(), "{test}");
+        let of_tables: Vec<usize> = TABLES.iter().map(|table| of_table(figures.clone(), table).len()).collect();
+        assert!(of_tables.iter().all(|count| *count > 10), "{of_tables:?}");
+        assert_eq!(of_tables.iter().sum::<usize>(), figures.len(), "one of them is about nothing, or about two tables");
+        for table in TABLES {
+            for figure in of_table(figures.clone(), table) {
+                assert!(figure.base == COUNT || table.target(&figure.base).is_some(), "{}", figure.base);
+                assert!(figure.per.is_none_or(|per| table.test(&per).is_some()), "{}", figure.test);
+                let counts = table.test(&figure.test).unwrap().unit == Unit::Count;
+                assert_eq!(counts, figure.base == COUNT, "{}", figure.test);
             }
         }
     }
 
     #[test]
     fn bad_lines_are_errors() {
-        for bad in ["nacre direct stat-again", "nacre direct stat-again x", "nacre direct stat-again 1.2 or 3", "a b c -1"] {
+        for bad in [
+            "nacre direct stat-again",
+            "nacre direct stat-again x",
+            "nacre direct stat-again 1.2 or 3",
+            "a b c -1",
+            "a b c 0",
+            "a count c -1",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert_eq!(parse("# only\n\n  # comments").unwrap(), []);
@@ -154,9 +170,10 @@ mod tests {
     fn verdicts() {
         let figures = parse(
             "bindfs direct stat-again 2.0\nbindfs direct stat-again 1.9\nnacre direct stat-again 1\n\
-             bindfs direct stat-again 1.9 or-rate 500\nbindfs direct iozone-read/stat-again 1.5",
+             bindfs direct stat-again 1.9 or-rate 500\nbindfs direct iozone-read/stat-again 1.5\n\
+             bindfs count overshoot 0\nbindfs count overshoot 4096\nnacre count overshoot 0",
         );
         let kept: Vec<Option<bool>> = judge(&report(), figures.unwrap()).iter().map(|verdict| verdict.kept).collect();
-        assert_eq!(kept, [Some(true), Some(false), None, Some(true), Some(false)]);
+        assert_eq!(kept, [Some(true), Some(false), None, Some(true), Some(false), Some(false), Some(true), None]);
     }
 }

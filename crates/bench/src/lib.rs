@@ -5,7 +5,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   scratch, mounted, mounts, undo, programs      effects on the machine, and undoing them
+//!   scratch, images, mounted, mounts, undo, programs   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
@@ -16,6 +16,7 @@
 mod export;
 mod failure;
 mod figures;
+mod images;
 mod machine;
 mod measure;
 mod mounted;
@@ -25,6 +26,7 @@ mod programs;
 mod report;
 #[cfg(test)]
 mod sample_report;
+mod scale;
 mod scratch;
 mod stats;
 mod summary;

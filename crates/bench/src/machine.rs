@@ -14,10 +14,13 @@ use crate::report::Machine;
 /// Records this machine.
 pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let filesystem = match (mounts::of(source)?, &plan.source) {
-        (Some(line), Source::Image { bytes, .. }) => format!("{} on a loop device of {} MiB", line.kind, bytes >> 20),
-        (Some(line), Source::Directory(_)) => format!("{} on {}", line.kind, line.device),
-        (None, _) => String::new(),
+    let filesystem = match &plan.source {
+        Source::Image { bytes, .. } => {
+            let kind = mounts::of(source)?.map_or_else(String::new, |line| line.kind);
+            let below = mounts::of(&plan.scratch)?.map_or_else(String::new, |line| storage(&line));
+            format!("{kind} on a loop device of {} MiB, the image on {below}", bytes >> 20)
+        }
+        Source::Directory(_) | Source::Scratch => mounts::of(source)?.map_or_else(String::new, |line| storage(&line)),
     };
     Ok(Machine {
         kernel: format!("{} {}", read("/proc/sys/kernel/osrelease").trim(), std::env::consts::ARCH),
@@ -35,18 +38,25 @@ pub fn describe(plan: &Plan, source: &Path) -> Result<Machine, Failure> {
     })
 }
 
+/// A file system and what it keeps its data on; memory is told, because syncs cost nothing there.
+fn storage(line: &mounts::MountLine) -> String {
+    match line.kind.as_str() {
+        "tmpfs" | "ramfs" => format!("{} (memory: syncs cost nothing)", line.kind),
+        kind => format!("{kind} on {}", line.device),
+    }
+}
+
 fn versions(plan: &Plan) -> Vec<(String, String)> {
-    let known = [("bindfs", "--version"), ("fusermount3", "-V"), ("fio", "--version"), ("ls", "--version"), ("tar", "--version")];
     let mut versions = vec![("nacre".to_owned(), nacre_version(plan))];
-    for (name, flag) in known {
+    for (name, flag) in plan.table.programs {
         let version = programs::find(name).map_or_else(|| "not installed".to_owned(), |path| programs::version(&path, flag));
-        versions.push((name.to_owned(), version));
+        versions.push(((*name).to_owned(), version));
     }
     versions
 }
 
 fn nacre_version(plan: &Plan) -> String {
-    let measured = plan.targets.iter().flat_map(|target| target.steps).any(|step| step.program() == Some("nacre"));
+    let measured = plan.targets.iter().flat_map(|target| target.steps).any(|step| step.programs().contains(&"nacre"));
     if measured { programs::version(&plan.nacre, "--version") } else { "not measured".to_owned() }
 }
 
@@ -95,6 +105,13 @@ mod tests {
         assert_eq!(calendar(951_868_800), "2000-03-01 00:00");
         assert_eq!(calendar(1_795_132_799), "2026-11-19 23:59");
         assert_eq!(calendar(4_107_542_400), "2100-03-01 00:00");
+    }
+
+    #[test]
+    fn memory_is_told_from_disks() {
+        let line = |kind: &str| mounts::MountLine { point: "/x".into(), kind: kind.to_owned(), device: "/dev/vda".to_owned() };
+        assert_eq!(storage(&line("ext4")), "ext4 on /dev/vda");
+        assert!(storage(&line("tmpfs")).contains("memory"));
     }
 
     #[test]

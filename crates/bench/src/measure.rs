@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::os::unix::fs::chown;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
@@ -20,10 +20,10 @@ use crate::options::{Plan, User};
 use crate::programs;
 use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
 use crate::scratch::Scratch;
-use crate::table::{self, Group};
-use crate::target::Target;
+use crate::table::Group;
+use crate::target::{Ground, Target};
 use crate::undo::{Guard, Undo};
-use crate::workload::{self, Buffer, Event, Link, Unit, Visit};
+use crate::workload::{self, Bounds, Buffer, Event, Link, Unit, Visit};
 
 /// Records are at most this big.
 const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
@@ -73,7 +73,7 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
         id: test.id.to_owned(),
         title: test.title.to_owned(),
         group: test.group.title().to_owned(),
-        unit: if test.unit == table::Unit::Bytes { "bytes" } else { "operations" }.to_owned(),
+        unit: test.unit.word().to_owned(),
     });
     let targets = plan.targets.iter().map(|target| TargetEntry {
         id: target.id.to_owned(),
@@ -91,6 +91,7 @@ fn empty_report(plan: &Plan, scratch: &Scratch) -> Result<Report, Failure> {
         settings: Settings {
             root: rustix::process::geteuid().is_root(),
             rounds: scale.rounds,
+            amounts: scale.describe(plan.table),
             cold: scratch.cold().describe().to_owned(),
             files: scale.files,
             listing: scale.listing,
@@ -162,20 +163,30 @@ impl Run<'_> {
 
     /// One visit; false if the target failed, which is then in the report. Errors are the bench's own.
     fn visit(&mut self, unit: Unit, target: &'static Target, report: &mut Report) -> Result<bool, Failure> {
-        let own = self.make_own(target)?;
+        let mut skip = |failure: Failure| {
+            let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
+            entry.into_iter().for_each(|entry| entry.skipped = Some(failure.to_string()));
+            Ok(false)
+        };
+        let ground = match self.scratch.ground(target.ground) {
+            Ok(ground) => ground,
+            Err(failure) => return skip(failure),
+        };
+        let own = self.make_own(target, &ground)?;
         self.scratch.settle()?;
-        let mut mounted = match Mounted::mount(target, self.plan, self.scratch) {
+        let limit = if unit.group() == Group::Fill { self.plan.scale.fill } else { self.plan.scale.cage };
+        let start = if target.ground == Ground::Source { &ground } else { &own };
+        let mut mounted = match Mounted::mount(target, self.plan, self.scratch, start, limit) {
             Ok(mounted) => mounted,
             Err(failure) => {
-                let entry = report.targets.iter_mut().find(|entry| entry.id == target.id);
-                entry.into_iter().for_each(|entry| entry.skipped = Some(failure.to_string()));
-                return Ok(false);
+                fs::remove_dir_all(&own).doing("removing", &own)?;
+                return skip(failure);
             }
         };
-        let result = self.measure(unit, target, &mut mounted, report);
+        let result = self.measure(unit, target, &mut mounted, Bounds { host: own.clone(), limit }, report);
         let gone = mounted.dismount();
         let failures: Vec<String> = [result, gone].into_iter().filter_map(Result::err).map(|failure| failure.to_string()).collect();
-        // Directly in the source, with nothing mounted over it any more.
+        // Directly on the ground, with nothing mounted over it any more.
         fs::remove_dir_all(&own).doing("removing", &own)?;
         if failures.is_empty() {
             return Ok(true);
@@ -184,10 +195,9 @@ impl Run<'_> {
         Ok(false)
     }
 
-    /// A directory in the source for one visit, owned by whoever visits.
-    fn make_own(&self, target: &Target) -> Result<PathBuf, Failure> {
-        let all = self.scratch.source().join("own");
-        let path = all.join(target.id);
+    /// A directory on the ground for one visit, owned by whoever visits.
+    fn make_own(&self, target: &Target, ground: &Path) -> Result<PathBuf, Failure> {
+        let path = ground.join("own").join(target.id);
         fs::create_dir_all(&path).doing("creating", &path)?;
         if let Some(user) = self.user(target) {
             chown(&path, Some(user.uid), Some(user.gid)).doing("giving away", &path)?;
@@ -200,14 +210,22 @@ impl Run<'_> {
         self.plan.user.filter(|_| target.as_user && root)
     }
 
-    fn measure(&mut self, unit: Unit, target: &Target, mounted: &mut Mounted<'_>, report: &mut Report) -> Result<(), Failure> {
+    fn measure(
+        &mut self,
+        unit: Unit,
+        target: &Target,
+        mounted: &mut Mounted<'_>,
+        bounds: Bounds,
+        report: &mut Report,
+    ) -> Result<(), Failure> {
         let (event_sender, events) = mpsc::channel();
         let (answer_sender, answers) = mpsc::channel();
         let (root, user) = (mounted.root().to_owned(), self.user(target));
-        let own = root.join("own").join(target.id);
+        let own = if target.ground == Ground::Source { root.join("own").join(target.id) } else { root.clone() };
         let mut visit = Visit {
             root,
             own,
+            bounds,
             scale: &self.plan.scale,
             reads_only: target.reads_only,
             buffer: &mut self.buffer,

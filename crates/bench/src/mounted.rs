@@ -9,12 +9,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Doing, Failure};
+use crate::images;
 use crate::mounts;
 use crate::options::{Plan, User};
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Step, Target};
-use crate::undo::Effect;
+use crate::target::{Cage, Ground, Step, Target};
+use crate::undo::{self, Effect};
 
 /// How long a mount may take to appear after its program returned, and to go away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -23,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 struct Made {
     step: Step,
     point: PathBuf,
+    /// The loop device, for steps that have one of ours.
+    device: Option<PathBuf>,
+    /// Whether it was finished.
+    done: bool,
 }
 
 /// A target that is in place.
@@ -31,6 +36,10 @@ pub struct Mounted<'a> {
     plan: &'a Plan,
     scratch: &'a Scratch,
     target: &'static Target,
+    /// Where the steps begin.
+    ground: PathBuf,
+    /// Bytes that cages and images hold.
+    limit: u64,
     made: Vec<Made>,
     root: PathBuf,
 }
@@ -38,21 +47,26 @@ pub struct Mounted<'a> {
 /// Why `target` cannot be measured on this machine at all, if so.
 pub fn obstacle(target: &Target, plan: &Plan) -> Option<String> {
     let root = rustix::process::geteuid().is_root();
+    if target.ground == Ground::FreshBtrfs && !root {
+        return Some("a Btrfs beside the source needs root".to_owned());
+    }
     for step in target.steps {
-        match step.program() {
-            Some("nacre") if !programs::is_executable(&plan.nacre) => return Some(format!("{} is not a program", plan.nacre.display())),
-            Some("nacre") | None => {}
-            Some(name) if programs::find(name).is_none() => return Some(format!("{name} is not installed")),
-            Some(_) => {}
+        for name in step.programs() {
+            match *name {
+                "nacre" if !programs::is_executable(&plan.nacre) => return Some(format!("{} is not a program", plan.nacre.display())),
+                "nacre" => {}
+                name if programs::find(name).is_none() => return Some(format!("{name} is not installed")),
+                _ => {}
+            }
         }
-        if *step == Step::Bind && !root {
-            return Some("bind mounts need root".to_owned());
+        if let Some(what) = step.of_root().filter(|_| !root || target.as_user) {
+            return Some(format!("{what} need root"));
         }
     }
     if target.as_user && root && plan.user.is_none() {
         return Some("no ordinary user to run as (--user)".to_owned());
     }
-    let through_fusermount = target.steps.iter().any(|step| step.program().is_some()) && (target.as_user || !root);
+    let through_fusermount = target.steps.iter().any(|step| step.is_fuse()) && (target.as_user || !root);
     (through_fusermount && programs::find("fusermount3").is_none()).then(|| "fusermount3 is not installed".to_owned())
 }
 
@@ -70,9 +84,11 @@ fn look_around(directory: &Path, depth: u32) -> Result<(), Failure> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Puts `target` in place; on failure whatever was put in place is taken away again.
-    pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch) -> Result<Self, Failure> {
-        let mut mounted = Self { plan, scratch, target, made: Vec::new(), root: scratch.source().to_owned() };
+    /// Puts `target` in place over `ground`, its cages and images with `limit` bytes; on failure whatever was put in
+    /// place is taken away again.
+    pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch, ground: &Path, limit: u64) -> Result<Self, Failure> {
+        let (ground, root) = (ground.to_owned(), ground.to_owned());
+        let mut mounted = Self { plan, scratch, target, ground, limit, made: Vec::new(), root };
         match mounted.build() {
             Ok(()) => Ok(mounted),
             Err(failure) => Err(match mounted.dismount() {
@@ -91,8 +107,11 @@ impl<'a> Mounted<'a> {
     pub fn dismount(&mut self) -> Result<(), Failure> {
         while let Some(made) = self.made.pop() {
             self.take_away(&made)?;
+            if matches!(made.step, Step::Cage(..)) {
+                self.forget()?;
+            }
         }
-        self.root = self.scratch.source().to_owned();
+        self.root.clone_from(&self.ground);
         Ok(())
     }
 
@@ -106,37 +125,81 @@ impl<'a> Mounted<'a> {
     fn build(&mut self) -> Result<(), Failure> {
         let count = self.target.steps.len();
         for (index, step) in self.target.steps.iter().enumerate() {
-            let point = self.scratch.mount_point(self.target.id, count - 1 - index);
-            self.made.push(Made { step: *step, point: point.clone() });
-            self.make(*step, &point)?;
+            let point = match step {
+                Step::Nodatacow => self.root.join("nodatacow"),
+                Step::Subvolume => self.root.join("volume"),
+                Step::Cage(Cage::Within, _) => self.root.clone(),
+                _ => self.scratch.mount_point(self.target.id, count - 1 - index),
+            };
+            self.made.push(Made { step: *step, point: point.clone(), device: None, done: false });
+            let device = self.make(*step, &point)?;
+            if let Some(made) = self.made.last_mut() {
+                (made.device, made.done) = (device, true);
+            }
             self.root = point;
         }
         if self.target.from_outside {
             look_around(&self.root, 2)?;
-            self.root = self.scratch.source().to_owned();
+            self.root.clone_from(&self.ground);
         }
         Ok(())
     }
 
-    fn make(&self, step: Step, point: &Path) -> Result<(), Failure> {
+    /// Makes one step; returns the loop device that it stands on, if it has one of ours.
+    fn make(&self, step: Step, point: &Path) -> Result<Option<PathBuf>, Failure> {
         if step == Step::Symlink {
-            return symlink(&self.root, point).doing("linking", point);
+            return symlink(&self.root, point).doing("linking", point).map(|()| None);
+        }
+        if step == Step::Subvolume {
+            return self.make_subvolume(point).map(|()| None);
         }
         fs::create_dir_all(point).doing("creating", point)?;
         self.give_to_user(point)?;
-        self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
+        if step == Step::Nodatacow {
+            return programs::run(Command::new("chattr").arg("+C").arg(point), &self.scratch.log()).map(|_| None);
+        }
+        if let Step::Loop { kind, direct_io } = step {
+            return self.make_loop(kind, direct_io, point).map(Some);
+        }
+        if point != self.root {
+            self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
+        }
+        let mut command = match step {
+            Step::Bind => return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(|()| None),
+            Step::Bindfs => Command::new("bindfs"),
+            _ => Command::new(&self.plan.nacre),
+        };
         match step {
-            Step::Symlink => Ok(()),
-            Step::Bind => rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point),
-            Step::Bindfs => {
-                let mut command = Command::new("bindfs");
-                command.args(self.for_mounter_only()).arg(&self.root).arg(point);
-                self.start(&mut command, point)
-            }
-            Step::Nacre(arguments) => {
-                let mut command = Command::new(&self.plan.nacre);
-                command.arg("mirror").args(arguments).args(self.for_mounter_only()).arg(&self.root).arg(point);
-                self.start(&mut command, point)
+            Step::Nacre(arguments) => drop(command.arg("mirror").args(arguments)),
+            Step::Cage(_, arguments) => drop(command.arg("cage").arg("--size").arg(self.limit.to_string()).args(arguments)),
+            _ => {}
+        }
+        match step {
+            Step::Cage(Cage::Image, _) => drop(command.arg("--image").arg(self.root.join("image")).arg(point)),
+            Step::Cage(Cage::Within, _) => drop(command.arg(point)),
+            _ => drop(command.args(self.for_mounter_only()).arg(&self.root).arg(point)),
+        }
+        self.start(&mut command, (point != self.root).then_some(point)).map(|()| None)
+    }
+
+    fn make_subvolume(&self, point: &Path) -> Result<(), Failure> {
+        let log = self.scratch.log();
+        programs::run(Command::new("btrfs").args(["subvolume", "create"]).arg(point), &log)?;
+        programs::run(Command::new("btrfs").args(["quota", "enable"]).arg(point), &log).map(drop)
+    }
+
+    /// A file system of its own in an image in the path so far.
+    fn make_loop(&self, kind: &'static str, direct_io: bool, point: &Path) -> Result<PathBuf, Failure> {
+        let (image, log, undo) = (self.root.join("image"), self.scratch.log(), self.scratch.undo());
+        images::make(&image, kind, self.limit, &log)?;
+        let device = images::attach(&image, direct_io, undo, &log)?;
+        let mounted = undo.enter(Effect::Mount(point.to_owned())).and_then(|()| images::mount(&device, kind, point, &log));
+        match mounted {
+            Ok(()) => Ok(device),
+            // Nothing will take it away, because nothing was made.
+            Err(failure) => {
+                undo.strike(&Effect::Loop(device.clone()));
+                Err(undo::release_loop(&device).err().map_or(failure.clone(), |second| Failure::new(format!("{failure}; then {second}"))))
             }
         }
     }
@@ -154,11 +217,12 @@ impl<'a> Mounted<'a> {
         }
     }
 
-    /// Runs a program that mounts at `point` and returns when it has done so.
-    fn start(&self, command: &mut Command, point: &Path) -> Result<(), Failure> {
+    /// Runs a program that mounts at `point`, if anywhere, and returns when it has done so.
+    fn start(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
         self.as_owner(command)?;
         programs::run(command, &self.scratch.log())?;
         let start = Instant::now();
+        let Some(point) = point else { return Ok(()) };
         while !mounts::is_mounted(point)? {
             if start.elapsed() > PATIENCE {
                 let name = command.get_program().to_string_lossy().into_owned();
@@ -175,11 +239,15 @@ impl<'a> Mounted<'a> {
         self.plan.user.filter(|_| self.target.as_user && root)
     }
 
-    fn as_owner(&self, command: &mut Command) -> Result<(), Failure> {
+    fn owner(&self) -> User {
         let own = User { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
-        let user = self.user();
-        let owner = user.unwrap_or(own);
+        self.user().unwrap_or(own)
+    }
+
+    fn as_owner(&self, command: &mut Command) -> Result<(), Failure> {
+        let (user, owner) = (self.user(), self.owner());
         command.env("XDG_RUNTIME_DIR", self.scratch.run_directory(owner.uid, owner.gid)?);
+        command.env("NACRE_STATE_DIR", self.scratch.state_directory(owner.uid, owner.gid)?);
         command.current_dir("/");
         if let Some(user) = user {
             command.uid(user.uid).gid(user.gid);
@@ -194,21 +262,55 @@ impl<'a> Mounted<'a> {
                 result => result.doing("removing", &made.point),
             };
         }
-        if matches!(made.step, Step::Nacre(_)) && mounts::is_mounted(&made.point)? {
-            let mut command = Command::new(&self.plan.nacre);
-            command.arg("umount").arg(&made.point);
-            self.as_owner(&mut command)?;
-            // Refusal (a user of the mount that is still leaving) is answered by the patient unmounting below.
-            if let Err(failure) = programs::run(&mut command, &self.scratch.log()) {
-                mounts::unmount(&made.point, PATIENCE).map_err(|second| Failure::new(format!("{failure}; then {second}")))?;
+        match made.step {
+            // Lies on the ground, and goes with it.
+            Step::Nodatacow => return Ok(()),
+            Step::Subvolume => return self.take_subvolume(&made.point),
+            Step::Nacre(_) | Step::Cage(Cage::Shown | Cage::Image, _) if mounts::is_mounted(&made.point)? => {
+                self.ask_to_unmount(&made.point)?
             }
+            Step::Cage(Cage::Within, _) => return if made.done { self.end(&made.point) } else { Ok(()) },
+            _ => {}
         }
         mounts::unmount(&made.point, PATIENCE)?;
         self.scratch.undo().strike(&Effect::Mount(made.point.clone()));
+        if let Some(device) = &made.device {
+            undo::release_loop(device)?;
+            self.scratch.undo().strike(&Effect::Loop(device.clone()));
+        }
         match fs::remove_dir(&made.point) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             result => result.doing("removing", &made.point),
         }
+    }
+
+    fn ask_to_unmount(&self, point: &Path) -> Result<(), Failure> {
+        // Refusal (a user of the mount that is still leaving) is answered by patient unmounting.
+        self.end(point)
+            .or_else(|failure| mounts::unmount(point, PATIENCE).map_err(|second| Failure::new(format!("{failure}; then {second}"))))
+    }
+
+    fn end(&self, point: &Path) -> Result<(), Failure> {
+        let mut command = Command::new(&self.plan.nacre);
+        command.arg("umount").arg(point);
+        self.as_owner(&mut command)?;
+        programs::run(&mut command, &self.scratch.log()).map(drop)
+    }
+
+    /// Forgets what cages have saved: the next visit begins with nothing.
+    fn forget(&self) -> Result<(), Failure> {
+        let owner = self.owner();
+        let state = self.scratch.state_directory(owner.uid, owner.gid)?;
+        fs::remove_dir_all(&state).doing("removing", &state)
+    }
+
+    fn take_subvolume(&self, point: &Path) -> Result<(), Failure> {
+        if !point.exists() {
+            return Ok(());
+        }
+        let disabled = programs::run(Command::new("btrfs").args(["quota", "disable"]).arg(point), &self.scratch.log());
+        fs::remove_dir_all(point).doing("removing", point)?;
+        disabled.map(drop)
     }
 }
 

@@ -10,22 +10,22 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
 use crate::export::{Exports, Show};
 use crate::failure::{Doing, Failure};
-use crate::report::Point;
-use crate::table::{TABLES, Table, Test};
+use crate::scale::{self, Scale, size};
+use crate::table::{Place, TABLES, Table, Test};
 use crate::target::Target;
 
-const KIB: u64 = 1024;
-const MIB: u64 = 1024 * KIB;
-const GIB: u64 = 1024 * MIB;
-/// iozone leaves out records below this for files above [`SMALL_RECORD_FILES`]: they would dominate the run.
-const SMALL_RECORDS: u64 = 64 * KIB;
-const SMALL_RECORD_FILES: u64 = 32 * MIB;
+/// Size of the image of `--fs` unless one is given.
+const IMAGE_SIZE: u64 = 8 << 30;
+/// What `--fs` may be.
+const FILE_SYSTEMS: [&str; 3] = ["xfs", "ext4", "btrfs"];
 
 /// What the measured directory lies on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A fresh subdirectory of this directory.
     Directory(PathBuf),
+    /// The scratch directory itself.
+    Scratch,
     /// A new file system on a loop device in the scratch directory.
     Image {
         /// Type, as `mkfs` and `mount` call it.
@@ -42,23 +42,6 @@ pub struct User {
     pub uid: u32,
     /// Number of the user's own group.
     pub gid: u32,
-}
-
-/// How much work each test does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scale {
-    /// Rounds; each target is measured once a round.
-    pub rounds: u32,
-    /// Points of iozone's automatic mode.
-    pub points: Vec<Point>,
-    /// Bytes of the page-cache file.
-    pub cache: u64,
-    /// Small files.
-    pub files: u64,
-    /// Files of the big directory.
-    pub listing: u64,
-    /// Files of the source tree.
-    pub tree: u64,
 }
 
 /// Everything that a run needs to know.
@@ -105,14 +88,6 @@ fn path(id: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(id).long(id).value_name(value).help(help).value_parser(value_parser!(PathBuf))
 }
 
-fn number(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name("N").help(help).value_parser(value_parser!(u64).range(1..))
-}
-
-fn size(id: &'static str, help: &'static str) -> Arg {
-    Arg::new(id).long(id).value_name("SIZE").help(help).value_parser(parse_size)
-}
-
 fn list(id: &'static str, help: &'static str) -> Arg {
     Arg::new(id).long(id).value_name("LIST").help(help).value_delimiter(',')
 }
@@ -126,13 +101,10 @@ fn table_command(table: &'static Table) -> Command {
         .about(table.title)
         .next_help_heading("Where")
         .arg(path("source", "DIR", "Measure in a fresh subdirectory of DIR").conflicts_with("fs"))
-        .arg(
-            Arg::new("fs")
-                .long("fs")
-                .value_name("TYPE")
-                .value_parser(["xfs", "ext4"])
-                .help("Measure on a new file system on a loop device (root; default ext4)"),
-        )
+        .arg(Arg::new("fs").long("fs").value_name("TYPE").value_parser(FILE_SYSTEMS).help(match table.place {
+            Place::Image => "Measure on a new file system on a loop device (root; default ext4)",
+            Place::Scratch => "Measure on a new file system on a loop device (root; default: in the scratch directory itself)",
+        }))
         .arg(size("image-size", "Size of that file system (default 8G, sparse)"))
         .arg(path(
             "scratch",
@@ -151,15 +123,7 @@ fn table_command(table: &'static Table) -> Command {
         .arg(list("tests", "Rows: names of tests or groups"))
         .arg(flag("list", "List the names of targets and tests and do nothing"))
         .next_help_heading("How much")
-        .arg(flag("quick", "About a minute: small files, three rounds").conflicts_with("full"))
-        .arg(flag("full", "Every file and record size of iozone's automatic mode: hours"))
-        .arg(number("rounds", "Rounds of which the median counts (default 5)"))
-        .arg(list("sizes", "File sizes of the iozone tests").value_parser(parse_size))
-        .arg(list("records", "Record sizes of the iozone tests").value_parser(parse_size))
-        .arg(size("cache", "Size of the page-cache file"))
-        .arg(number("files", "Small files"))
-        .arg(number("listing", "Files of the big directory"))
-        .arg(number("tree", "Files of the source tree"))
+        .args(scale::arguments(table))
         .next_help_heading("Result")
         .arg(flag("check", "Exit with 1 if a figure that nacre promises is missed; measures every target unless some are chosen"));
     with_exports(command)
@@ -204,13 +168,14 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
         None => env::current_exe().map_err(|error| Failure::new(format!("finding this program: {error}")))?,
     };
     let check = matches.get_flag("check");
+    let scale = scale::scale(matches, free_at(matches.get_one::<PathBuf>("source").unwrap_or(&scratch))?)?;
     Ok(Plan {
         table,
-        source: source(matches, root, &temporary)?,
+        source: source(table, matches, &scale, root, &temporary)?,
         scratch,
         nacre,
         user: user(matches.get_one::<String>("user").map(String::as_str))?,
-        scale: scale(matches)?,
+        scale,
         targets: targets(table, &words(matches, "targets"), check)?,
         tests: tests(table, &words(matches, "tests"))?,
         exports: exports(matches),
@@ -218,82 +183,40 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
     })
 }
 
+/// Bytes free for us where `path` is, or will be.
+fn free_at(path: &Path) -> Result<u64, Failure> {
+    let path = std::path::absolute(path).doing("resolving", path)?;
+    let there = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
+    let room = rustix::fs::statvfs(there).doing("asking for the free space of", there)?;
+    Ok(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+/// An image must hold what the largest cage may hold, and the images of file systems in it.
+fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
+    if table.targets.iter().any(Target::is_bounded) { 2 * scale.cage.max(scale.fill) } else { 0 }
+}
+
 fn words(matches: &ArgMatches, id: &str) -> Vec<String> {
     matches.get_many::<String>(id).into_iter().flatten().cloned().collect()
 }
 
-fn source(matches: &ArgMatches, root: bool, temporary: &Path) -> Result<Source, Failure> {
+fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, temporary: &Path) -> Result<Source, Failure> {
     if let Some(directory) = matches.get_one::<PathBuf>("source") {
         return Ok(Source::Directory(fs::canonicalize(directory).doing("resolving", directory)?));
     }
     let kind = matches.get_one::<String>("fs").map(String::as_str);
+    if kind.is_none() && table.place == Place::Scratch {
+        return Ok(Source::Scratch);
+    }
     if !root && kind.is_none() {
         return Ok(Source::Directory(temporary.to_owned()));
     }
     if !root {
         return Err(Failure::new("--fs needs root; use --source"));
     }
-    let bytes = matches.get_one::<u64>("image-size").copied().unwrap_or(8 * GIB);
-    Ok(Source::Image { kind: if kind == Some("xfs") { "xfs" } else { "ext4" }, bytes })
-}
-
-fn scale(matches: &ArgMatches) -> Result<Scale, Failure> {
-    let (quick, full) = (matches.get_flag("quick"), matches.get_flag("full"));
-    let mut scale = if quick { quick_scale() } else { usual_scale() };
-    if full {
-        scale.points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
-    }
-    let sizes: Vec<u64> = matches.get_many::<u64>("sizes").into_iter().flatten().copied().collect();
-    let records: Vec<u64> = matches.get_many::<u64>("records").into_iter().flatten().copied().collect();
-    if !sizes.is_empty() || !records.is_empty() {
-        let sizes = if sizes.is_empty() { vec![MIB, 16 * MIB] } else { sizes };
-        let records = if records.is_empty() { vec![4 * KIB, 64 * KIB, MIB] } else { records };
-        scale.points = points(&sizes, &records, false);
-        if scale.points.is_empty() {
-            return Err(Failure::new("no record size divides a file size"));
-        }
-    }
-    let number = |id: &str| matches.get_one::<u64>(id).copied();
-    if let Some(rounds) = number("rounds") {
-        scale.rounds = u32::try_from(rounds).map_err(|_| Failure::new("too many rounds"))?;
-    }
-    scale.cache = number("cache").unwrap_or(scale.cache);
-    if scale.cache < MIB || scale.cache % MIB != 0 {
-        return Err(Failure::new("--cache must be a multiple of 1M"));
-    }
-    scale.files = number("files").unwrap_or(scale.files);
-    scale.listing = number("listing").unwrap_or(scale.listing);
-    scale.tree = number("tree").unwrap_or(scale.tree);
-    Ok(scale)
-}
-
-fn usual_scale() -> Scale {
-    let sizes = [64 * KIB, MIB, 16 * MIB, 128 * MIB];
-    let points = points(&sizes, &[4 * KIB, 64 * KIB, MIB, 16 * MIB], true);
-    Scale { rounds: 5, points, cache: 256 * MIB, files: 20_000, listing: 200_000, tree: 1_650 }
-}
-
-fn quick_scale() -> Scale {
-    let points = vec![Point { file: MIB, record: 4 * KIB }, Point { file: 16 * MIB, record: 64 * KIB }];
-    Scale { rounds: 3, points, cache: 32 * MIB, files: 2_000, listing: 5_000, tree: 400 }
-}
-
-fn doubling(from: u64, to: u64) -> Vec<u64> {
-    std::iter::successors(Some(from), |size| size.checked_mul(2)).take_while(|size| *size <= to).collect()
-}
-
-/// Every pair of a file size and a record size that divides it; `as_iozone` leaves out small records in big files.
-fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
-    let mut points = Vec::new();
-    for file in sizes {
-        for record in records {
-            let dominated = as_iozone && *file > SMALL_RECORD_FILES && *record < SMALL_RECORDS;
-            if record <= file && file.is_multiple_of(*record) && !dominated {
-                points.push(Point { file: *file, record: *record });
-            }
-        }
-    }
-    points
+    let bytes = matches.get_one::<u64>("image-size").copied().unwrap_or(IMAGE_SIZE.max(room_for_cages(table, scale)));
+    let kind = FILE_SYSTEMS.iter().copied().find(|known| kind == Some(*known)).unwrap_or("ext4");
+    Ok(Source::Image { kind, bytes })
 }
 
 fn targets(table: &'static Table, wanted: &[String], check: bool) -> Result<Vec<&'static Target>, Failure> {
@@ -345,18 +268,6 @@ fn find_user(passwd: &str, wanted: &str) -> Option<User> {
     })
 }
 
-/// A size with an optional suffix K, M or G (powers of 1024).
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, factor) = match text.char_indices().last() {
-        Some((at, 'k' | 'K')) => (text.get(..at), KIB),
-        Some((at, 'm' | 'M')) => (text.get(..at), MIB),
-        Some((at, 'g' | 'G')) => (text.get(..at), GIB),
-        _ => (Some(text), 1),
-    };
-    let number = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|number| *number > 0);
-    number.and_then(|number| number.checked_mul(factor)).ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -365,25 +276,6 @@ mod tests {
     #[test]
     fn the_grammar_is_sound() {
         command().debug_assert();
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("64K"), Ok(65536));
-        assert_eq!(parse_size("16m"), Ok(16 << 20));
-        assert_eq!(parse_size("512"), Ok(512));
-        for bad in ["", "K", "0", "-1", "1T", "1.5M", "99999999999999999999", "99999999999999G"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn full_mode_is_iozones() {
-        let points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
-        assert_eq!(points.first(), Some(&Point { file: 64 * KIB, record: 4 * KIB }));
-        assert_eq!(points.last(), Some(&Point { file: 512 * MIB, record: 16 * MIB }));
-        // Ten file sizes up to 32 MiB with 5 to 13 records, then four with the nine records from 64 KiB.
-        assert_eq!(points.len(), (5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13 + 13) + 4 * 9);
     }
 
     #[test]
@@ -405,6 +297,13 @@ mod tests {
         let ids: Vec<&str> = chosen.iter().map(|test| test.id).collect();
         assert_eq!(ids, ["mmap-read", "mmap-write", "rename"]);
         assert!(tests(&MIRROR, &["nonsense".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn room_is_that_of_the_nearest_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(free_at(&directory.path().join("not/yet")).unwrap() > 0);
+        assert_eq!(free_at(Path::new("/proc")), Ok(0));
     }
 
     #[test]

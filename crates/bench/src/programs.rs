@@ -49,8 +49,13 @@ pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
     if status.success() {
         return Ok(text);
     }
-    let reason = text.lines().last().map_or_else(|| status.to_string(), |line| format!("{status}: {line}"));
+    let reason = reason(&text).map_or_else(|| status.to_string(), |line| format!("{status}: {line}"));
     Err(Failure::new(format!("{name} failed ({reason})")))
+}
+
+/// The line that tells most: the one that calls itself an error, or the last.
+fn reason(text: &str) -> Option<&str> {
+    text.lines().find(|line| line.starts_with("error: ")).or_else(|| text.lines().last())
 }
 
 /// First line that `program --version` prints, or why there is none.
@@ -75,5 +80,7 @@ mod tests {
         assert_eq!(run(Command::new("echo").arg("hello"), &log).unwrap(), "hello");
         let failure = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"]), &log).unwrap_err();
         assert!(failure.to_string().contains("because"), "{failure}");
+        assert_eq!(reason("error: unexpected argument\n\nFor more, ask\n"), Some("error: unexpected argument"));
+        assert_eq!(reason("one\ntwo"), Some("two"));
     }
 }

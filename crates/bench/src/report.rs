@@ -63,6 +63,9 @@ pub struct Settings {
     pub root: bool,
     /// Rounds; each target is measured once a round.
     pub rounds: u32,
+    /// How much work was done, for people.
+    #[serde(default)]
+    pub amounts: String,
     /// How caches were emptied before a "first" measurement.
     pub cold: String,
     /// Small files.
@@ -97,7 +100,7 @@ pub struct TestEntry {
     pub title: String,
     /// Heading of its group.
     pub group: String,
-    /// `bytes` or `operations`: what amounts count.
+    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes that should be none.
     pub unit: String,
 }
 
@@ -121,7 +124,7 @@ pub struct Cell {
     pub point: Option<Point>,
     /// Bytes moved or operations done in each sample.
     pub amount: f64,
-    /// Seconds, one per round.
+    /// Seconds, or bytes where the test counts, one per round.
     pub samples: Vec<f64>,
 }
 
@@ -159,7 +162,7 @@ pub struct Sample {
     pub test: &'static str,
     /// The point, for tests that have them.
     pub point: Option<Point>,
-    /// Elapsed seconds.
+    /// Elapsed seconds, or bytes where the test counts.
     pub seconds: f64,
     /// Bytes moved or operations done in that time.
     pub amount: f64,

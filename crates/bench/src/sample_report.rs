@@ -2,7 +2,7 @@
 
 use crate::report::{Cell, FORMAT, Machine, Point, Report, Settings, TargetEntry, TestEntry};
 
-/// Two tests, three targets of which one was skipped, two points.
+/// Two tests and a count, three targets of which one was skipped, two points.
 pub fn report() -> Report {
     let target = |id: &str, title: &str, skipped: Option<&str>| TargetEntry {
         id: id.to_owned(),
@@ -40,13 +40,26 @@ pub fn report() -> Report {
             fuse_over_io_uring: Some(true),
             programs: vec![("bindfs".to_owned(), "bindfs 1.14.7".to_owned())],
         },
-        settings: Settings { root: true, rounds: 3, cold: "fresh".to_owned(), files: 1000, listing: 1000, tree: 100, cache_bytes: 1 << 20 },
+        settings: Settings {
+            root: true,
+            rounds: 3,
+            amounts: "1000 small files".to_owned(),
+            cold: "fresh".to_owned(),
+            files: 1000,
+            listing: 1000,
+            tree: 100,
+            cache_bytes: 1 << 20,
+        },
         targets: vec![
             target("direct", "direct", None),
             target("bindfs", "bindfs", None),
             target("nacre", "nacre", Some("nothing is mounted | at all")),
         ],
-        tests: vec![test("iozone-read", "read", "data", "bytes"), test("stat-again", "stat, again", "names", "operations")],
+        tests: vec![
+            test("iozone-read", "read", "data", "bytes"),
+            test("stat-again", "stat, again", "names", "operations"),
+            test("overshoot", "over the limit", "full", "count"),
+        ],
         cells: vec![
             cell("iozone-read", "direct", small, 65_536.0, &[0.001, 0.001, 0.002]),
             cell("iozone-read", "bindfs", small, 65_536.0, &[0.002, 0.002, 0.002]),
@@ -54,6 +67,7 @@ pub fn report() -> Report {
             cell("iozone-read", "bindfs", large, 1_048_576.0, &[0.07, 0.08, 0.09]),
             cell("stat-again", "direct", None, 1000.0, &[1.0, 0.9, 1.1]),
             cell("stat-again", "bindfs", None, 1000.0, &[2.0, 3.0, 1.0]),
+            cell("overshoot", "bindfs", None, 0.0, &[0.0, 4096.0, 0.0]),
         ],
         notes: vec!["a <note>".to_owned()],
     }

@@ -2,24 +2,26 @@
 //! fresh subdirectory of the directory given with `--source`.
 //!
 //! ```text
-//! SCRATCH/.nacre-bench   marker with our process number: the directory is ours to empty
+//! SCRATCH/.nacre-bench   marker with our process number and the source's path: the directory is ours to empty
 //! SCRATCH/image          file under the loop device         (--fs)
 //! SCRATCH/lower          where it is mounted                (--fs)
-//! SCRATCH/lower/source   what is mirrored                   (--source DIR: DIR/nacre-bench-PID)
+//! SCRATCH/lower/source   what is mirrored                   (--source DIR: DIR/nacre-bench-PID; else SCRATCH/source)
+//! SCRATCH/btrfs          where a Btrfs beside the source is mounted, for targets that want one
 //! SCRATCH/mnt/TARGET     what is measured, as deep as the source so that paths cost the same
-//! SCRATCH/run            run-time directory of the daemons
+//! SCRATCH/run, state     run-time and state directories of the daemons
 //! ```
 
+use std::cell::OnceCell;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use crate::failure::{Doing, Failure};
+use crate::images;
 use crate::mounts;
 use crate::options::{Plan, Source};
-use crate::programs;
+use crate::target::Ground;
 use crate::undo::{self, Effect, Undo};
 
 const MARKER: &str = ".nacre-bench";
@@ -62,6 +64,10 @@ pub struct Scratch {
     source: PathBuf,
     lower: Option<Lower>,
     cold: Cold,
+    /// Size of a Btrfs beside the source.
+    btrfs_bytes: u64,
+    /// Where Btrfs is, once it was wanted, or why there is none.
+    btrfs: OnceCell<Result<PathBuf, Failure>>,
     undo: Undo,
 }
 
@@ -69,17 +75,19 @@ impl Scratch {
     /// Makes the directory, the image if one is asked for, and the source.
     pub fn prepare(plan: &Plan, undo: &Undo) -> Result<Self, Failure> {
         let root = claim(&plan.scratch, undo)?;
-        for name in ["mnt", "run"] {
+        for name in ["mnt", "run", "state"] {
             let path = root.join(name);
             fs::create_dir(&path).doing("creating", &path)?;
         }
+        let in_place = if rustix::process::geteuid().is_root() { Cold::DropCaches } else { Cold::FreshMountOnly };
         let (source, lower, cold) = match &plan.source {
             Source::Directory(directory) => {
-                let source = directory.join(format!("nacre-bench-{}", std::process::id()));
+                let source = directory.join(source_name(&std::process::id().to_string()));
                 undo.enter(Effect::Directory(source.clone()))?;
-                let root = rustix::process::geteuid().is_root();
-                (source, None, if root { Cold::DropCaches } else { Cold::FreshMountOnly })
+                mark(&root, &source)?;
+                (source, None, in_place)
             }
+            Source::Scratch => (root.join("source"), None, in_place),
             Source::Image { kind, bytes } => {
                 let lower = make_image(&root, kind, *bytes, undo)?;
                 (lower.point.join("source"), Some(lower), Cold::Remount)
@@ -87,7 +95,31 @@ impl Scratch {
         };
         fs::create_dir(&source).doing("creating", &source)?;
         open_to_all(&source)?;
-        Ok(Self { root, source, lower, cold, undo: undo.clone() })
+        let btrfs_bytes = plan.scale.cage.max(plan.scale.fill).saturating_mul(2);
+        Ok(Self { root, source, lower, cold, btrfs_bytes, btrfs: OnceCell::new(), undo: undo.clone() })
+    }
+
+    /// The directory in which chains of steps begin.
+    pub fn ground(&self, ground: Ground) -> Result<PathBuf, Failure> {
+        match ground {
+            Ground::Source | Ground::Fresh => Ok(self.source.clone()),
+            Ground::FreshBtrfs => self.btrfs.get_or_init(|| self.find_btrfs()).clone(),
+        }
+    }
+
+    fn find_btrfs(&self) -> Result<PathBuf, Failure> {
+        if mounts::of(&self.source)?.is_some_and(|line| line.kind == "btrfs") {
+            return Ok(self.source.clone());
+        }
+        let (image, point) = (self.source.join("btrfs.image"), self.root.join("btrfs"));
+        images::make(&image, "btrfs", self.btrfs_bytes, &self.log())?;
+        fs::create_dir(&point).doing("creating", &point)?;
+        // As near to a disk as it gets: nothing is cached twice.
+        let device = images::attach(&image, true, &self.undo, &self.log())?;
+        self.undo.enter(Effect::Mount(point.clone()))?;
+        images::mount(&device, "btrfs", &point, &self.log())?;
+        open_to_all(&point)?;
+        Ok(point)
     }
 
     /// The directory that is mirrored.
@@ -108,7 +140,16 @@ impl Scratch {
 
     /// Run-time directory for daemons of the user with this number.
     pub fn run_directory(&self, uid: u32, gid: u32) -> Result<PathBuf, Failure> {
-        let path = self.root.join("run").join(uid.to_string());
+        self.directory_of("run", uid, gid)
+    }
+
+    /// State directory for daemons of the user with this number.
+    pub fn state_directory(&self, uid: u32, gid: u32) -> Result<PathBuf, Failure> {
+        self.directory_of("state", uid, gid)
+    }
+
+    fn directory_of(&self, kind: &str, uid: u32, gid: u32) -> Result<PathBuf, Failure> {
+        let path = self.root.join(kind).join(uid.to_string());
         if !path.exists() {
             fs::create_dir(&path).doing("creating", &path)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).doing("protecting", &path)?;
@@ -131,8 +172,13 @@ impl Scratch {
 
     /// Writes out what the visit before left in the source, so that the next one does not pay for it.
     pub fn settle(&self) -> Result<(), Failure> {
-        let directory = fs::File::open(&self.source).doing("opening", &self.source)?;
-        rustix::fs::syncfs(&directory).doing("flushing", &self.source)
+        let btrfs = self.btrfs.get().and_then(|place| place.as_ref().ok());
+        // What lies above first: its data go to what lies below.
+        for place in btrfs.into_iter().chain([&self.source]) {
+            let directory = fs::File::open(place).doing("opening", place)?;
+            rustix::fs::syncfs(&directory).doing("flushing", place)?;
+        }
+        Ok(())
     }
 
     /// Empties the caches below the mounts under test, none of which may be mounted now.
@@ -169,30 +215,34 @@ fn claim(path: &Path, undo: &Undo) -> Result<PathBuf, Failure> {
     fs::create_dir_all(path).doing("creating", path)?;
     let path = fs::canonicalize(path).doing("resolving", path)?;
     undo.enter(Effect::Directory(path.clone()))?;
-    let marker = path.join(MARKER);
-    fs::write(&marker, format!("{}\n", std::process::id())).doing("writing", &marker)?;
+    mark(&path, Path::new(""))?;
     open_to_all(&path)?;
     Ok(path)
+}
+
+fn mark(root: &Path, source: &Path) -> Result<(), Failure> {
+    let marker = root.join(MARKER);
+    fs::write(&marker, format!("{}\n{}\n", std::process::id(), source.display())).doing("writing", &marker)
+}
+
+/// Name of the subdirectory that the bench with this process number makes in the directory given with `--source`.
+fn source_name(process: &str) -> String {
+    format!("nacre-bench-{process}")
 }
 
 /// Clears what a bench that was killed left behind.
 fn reclaim(path: &Path, marker: &Path) -> Result<(), Failure> {
     let text = fs::read_to_string(marker).doing("reading", marker)?;
-    let process = Path::new("/proc").join(text.trim());
-    if text.trim().parse::<u32>().is_ok() && process.exists() {
-        return Err(Failure::new(format!("{} is in use by process {}", path.display(), text.trim())));
+    let mut lines = text.lines();
+    let (process, source) = (lines.next().unwrap_or_default().trim(), Path::new(lines.next().unwrap_or_default()));
+    if process.parse::<u32>().is_ok() && Path::new("/proc").join(process).exists() {
+        return Err(Failure::new(format!("{} is in use by process {process}", path.display())));
     }
     let path = fs::canonicalize(path).doing("resolving", path)?;
-    let image = path.join("image");
-    if image.exists() && programs::find("losetup").is_some() {
-        for point in mounts::below(&path)? {
-            mounts::detach(&point)?;
-        }
-        let output =
-            Command::new("losetup").arg("-n").args(["-O", "NAME", "-j"]).arg(&image).output().doing("asking losetup for", &image)?;
-        for device in String::from_utf8_lossy(&output.stdout).lines() {
-            undo::release_loop(Path::new(device.trim()))?;
-        }
+    // Images of targets lie in the source, their mount points here.
+    mounts::below(&path)?.iter().try_for_each(|point| mounts::detach(point))?;
+    if source.is_absolute() && source.file_name().is_some_and(|name| name == source_name(process).as_str()) {
+        undo::remove_tree(source)?;
     }
     undo::remove_tree(&path)
 }
@@ -203,18 +253,9 @@ fn open_to_all(path: &Path) -> Result<(), Failure> {
 
 fn make_image(root: &Path, kind: &'static str, bytes: u64, undo: &Undo) -> Result<Lower, Failure> {
     let (image, point, log) = (root.join("image"), root.join("lower"), root.join("log"));
-    let file = fs::File::create(&image).doing("creating", &image)?;
-    file.set_len(bytes).doing("sizing", &image)?;
-    drop(file);
-    let maker = format!("mkfs.{kind}");
-    let program = programs::find(&maker).ok_or_else(|| Failure::new(format!("{maker} is not installed")))?;
-    // Lazy initialisation would write in the background during the measurements.
-    let arguments: &[&str] = if kind == "xfs" { &["-q", "-f"] } else { &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"] };
-    programs::run(Command::new(program).args(arguments).arg(&image), &log)?;
+    images::make(&image, kind, bytes, &log)?;
     fs::create_dir(&point).doing("creating", &point)?;
-    let device = PathBuf::from(programs::run(Command::new("losetup").args(["-f", "--show"]).arg(&image), &log)?);
-    // Entered after the fact, because its name is the program's answer; a bench killed in between is cleared by `reclaim`.
-    undo.enter(Effect::Loop(device.clone())).inspect_err(|_| drop(undo::release_loop(&device)))?;
+    let device = images::attach(&image, false, undo, &log)?;
     undo.enter(Effect::Mount(point.clone()))?;
     let lower = Lower { device, point, kind };
     mount_lower(&lower, &log)?;
@@ -223,7 +264,7 @@ fn make_image(root: &Path, kind: &'static str, bytes: u64, undo: &Undo) -> Resul
 }
 
 fn mount_lower(lower: &Lower, log: &Path) -> Result<(), Failure> {
-    programs::run(Command::new("mount").args(["-t", lower.kind]).arg(&lower.device).arg(&lower.point), log).map(drop)
+    images::mount(&lower.device, lower.kind, &lower.point, log)
 }
 
 #[cfg(test)]
@@ -252,5 +293,19 @@ mod tests {
         fs::write(path.join(MARKER), "4294967295\n").unwrap();
         claim(&path, &Undo::default()).unwrap();
         assert!(!path.join("left").exists());
+    }
+
+    #[test]
+    fn the_source_of_a_dead_bench_is_cleared_by_its_name_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let (scratch, precious, ours) =
+            (directory.path().join("s"), directory.path().join("p"), directory.path().join("nacre-bench-4294967295"));
+        for source in [&precious, &ours] {
+            fs::create_dir_all(&scratch).unwrap();
+            fs::create_dir(source).unwrap();
+            fs::write(scratch.join(MARKER), format!("4294967295\n{}\n", source.display())).unwrap();
+            claim(&scratch, &Undo::default()).unwrap();
+        }
+        assert!(precious.exists() && !ours.exists());
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::report::{Cell, Report, TestEntry};
 use crate::stats::{geometric_mean, maximum, median, minimum};
+use crate::table::COUNT;
 
 /// One cell of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,6 +37,15 @@ pub struct Section {
     pub rows: Vec<Row>,
     /// Geometric mean of each column's ratios; none for baselines.
     pub mean: Vec<Option<f64>>,
+}
+
+/// A row of counts, which are bytes that should be none; cells in the order of [`Report::targets`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct CountRow {
+    /// Heading, with that of its group.
+    pub title: String,
+    /// The worst of all rounds.
+    pub values: Vec<Option<f64>>,
 }
 
 /// Least, middle and largest seconds of a cell.
@@ -103,7 +113,7 @@ fn means<'a>(report: &Report, rows: impl Iterator<Item = &'a Row> + Clone) -> Ve
 /// Every group with a row that has a measurement, in the order of the table.
 pub fn sections(report: &Report) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
-    for test in &report.tests {
+    for test in report.tests.iter().filter(|test| test.unit != COUNT) {
         let row = row(report, test);
         if row.entries.iter().all(Option::is_none) {
             continue;
@@ -117,6 +127,21 @@ pub fn sections(report: &Report) -> Vec<Section> {
         section.mean = means(report, section.rows.iter());
     }
     sections
+}
+
+/// The largest count of `test` on `target` in any round.
+pub fn worst(report: &Report, test: &str, target: &str) -> Option<f64> {
+    report.cell(test, target, None).and_then(|cell| maximum(&cell.samples))
+}
+
+/// Every test that counts and was made.
+pub fn counts(report: &Report) -> Vec<CountRow> {
+    let counted = report.tests.iter().filter(|test| test.unit == COUNT);
+    let rows = counted.map(|test| CountRow {
+        title: format!("{}: {}", test.group, test.title),
+        values: report.targets.iter().map(|target| worst(report, &test.id, &target.id)).collect(),
+    });
+    rows.filter(|row| row.values.iter().any(Option::is_some)).collect()
 }
 
 /// Geometric mean of each column over all rows of the sections.
@@ -153,5 +178,11 @@ mod tests {
         let overall = overall(&report, &sections);
         assert!((overall[1].unwrap() - 8.0_f64.sqrt()).abs() < 1e-9);
         assert_eq!(overall[2], None);
+    }
+
+    #[test]
+    fn the_worst_round_counts() {
+        let counts = counts(&report());
+        assert_eq!(counts, [CountRow { title: "full: over the limit".to_owned(), values: vec![None, Some(4096.0), None] }]);
     }
 }

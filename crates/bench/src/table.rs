@@ -1,9 +1,15 @@
 //! Tables as data: which tests a table has, over which targets, and which of them are shown by default.
 //!
 //! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of rows). A new table
-//! (logs, union, pool, listing) is one more `static` here plus the workloads that its groups name in `workload`.
+//! (union, pool, listing) is one more file here plus the workloads that its groups name in `workload`.
 
-use crate::target::{MIRROR_TARGETS, Target};
+use crate::target::Target;
+
+mod logs;
+mod mirror;
+
+pub use logs::LOGS;
+pub use mirror::MIRROR;
 
 /// A family of tests that one workload measures together in one visit to a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +28,18 @@ pub enum Group {
     Tree,
     /// One client against two at once.
     Clients,
+    /// dd that syncs each block, dd and a sync after it.
+    Dd,
+    /// Lines appended by a shell loop that opens the file for each.
+    Shell,
+    /// Lines appended by a program: the file opened for each, or held open.
+    Appends,
+    /// Several processes that append at once.
+    Writers,
+    /// Reading back and looking at files, warm.
+    Warm,
+    /// Sixteen writers until nothing more fits.
+    Fill,
 }
 
 impl Group {
@@ -35,6 +53,12 @@ impl Group {
             Self::Listing => "listing",
             Self::Tree => "tree",
             Self::Clients => "clients",
+            Self::Dd => "dd",
+            Self::Shell => "shell",
+            Self::Appends => "appends",
+            Self::Writers => "writers",
+            Self::Warm => "warm",
+            Self::Fill => "fill",
         }
     }
 
@@ -48,16 +72,25 @@ impl Group {
             Self::Listing => "one big directory (ls)",
             Self::Tree => "source tree",
             Self::Clients => "one and two clients",
+            Self::Dd => "dd, blocks of 1 MiB into a new file",
+            Self::Shell => "lines appended by a shell loop (open, append, close)",
+            Self::Appends => "lines appended by a program",
+            Self::Writers => "processes that append at once (dd oflag=append)",
+            Self::Warm => "warm files",
+            Self::Fill => "sixteen writers until it is full",
         }
     }
 
     /// The program without which the group cannot be measured.
     pub fn needs(self) -> &'static [&'static str] {
         match self {
-            Self::Iozone | Self::Cache | Self::Files | Self::Clients => &[],
+            Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
             Self::Mmap => &["fio"],
             Self::Listing => &["ls"],
             Self::Tree => &["tar", "du", "rm"],
+            Self::Dd => &["dd", "sync"],
+            Self::Shell => &["bash", "seq"],
+            Self::Writers => &["dd"],
         }
     }
 }
@@ -69,6 +102,31 @@ pub enum Unit {
     Bytes,
     /// Operations done: shown as operations per second.
     Operations,
+    /// Nothing is timed: the samples themselves are bytes that should be none.
+    Count,
+}
+
+impl Unit {
+    /// Its word in reports.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Operations => "operations",
+            Self::Count => COUNT,
+        }
+    }
+}
+
+/// The word of [`Unit::Count`] in reports, and instead of a base in the figures file.
+pub const COUNT: &str = "count";
+
+/// Where a table is measured when neither `--source` nor `--fs` says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Root: on a new file system in an image; others: in the temporary directory.
+    Image,
+    /// In the scratch directory itself, so that syncs meet a real disk if it lies on one.
+    Scratch,
 }
 
 /// One row of a table.
@@ -99,6 +157,12 @@ pub struct Table {
     pub targets: &'static [Target],
     /// Identifiers of the columns measured by default.
     pub default_targets: &'static [&'static str],
+    /// Where it is measured by default.
+    pub place: Place,
+    /// Identifiers of the options that say how much work it does.
+    pub amounts: &'static [&'static str],
+    /// Programs whose versions are recorded, with the argument that makes them tell.
+    pub programs: &'static [(&'static str, &'static str)],
 }
 
 impl Test {
@@ -109,7 +173,9 @@ impl Test {
 
     /// Whether it can be measured on the target.
     pub fn suits(&self, target: &Target) -> bool {
-        !(self.writes && target.reads_only || self.starts_cold() && target.from_outside)
+        !(self.writes && target.reads_only
+            || self.starts_cold() && target.from_outside
+            || self.group == Group::Fill && !target.is_bounded())
     }
 }
 
@@ -142,16 +208,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR];
-
-/// A directory at a second place: the founding table of the mirror.
-pub static MIRROR: Table = Table {
-    name: "mirror",
-    title: "A directory at a second place",
-    tests: MIRROR_TESTS,
-    targets: MIRROR_TARGETS,
-    default_targets: &["direct", "symlink", "bind", "bindfs", "bindfs-bindfs", "bind-bindfs", "nacre", "nacre-nacre", "bind-nacre"],
-};
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }
@@ -161,50 +218,9 @@ const fn operations(id: &'static str, title: &'static str, group: Group, writes:
     Test { id, title, group, unit: Unit::Operations, writes }
 }
 
-static MIRROR_TESTS: &[Test] = &[
-    bytes("iozone-write", "write", Group::Iozone, true),
-    bytes("iozone-rewrite", "rewrite", Group::Iozone, true),
-    bytes("iozone-read", "read", Group::Iozone, true),
-    bytes("iozone-reread", "reread", Group::Iozone, true),
-    bytes("iozone-random-read", "random read", Group::Iozone, true),
-    bytes("iozone-random-write", "random write", Group::Iozone, true),
-    bytes("iozone-backward-read", "backward read", Group::Iozone, true),
-    bytes("iozone-record-rewrite", "record rewrite", Group::Iozone, true),
-    bytes("iozone-stride-read", "stride read", Group::Iozone, true),
-    bytes("cache-read-1m", "read, 1 MiB records", Group::Cache, false),
-    bytes("cache-read-4k", "read, 4 KiB records", Group::Cache, false),
-    bytes("cache-random-read-4k", "random read, 4 KiB", Group::Cache, false),
-    bytes("cache-stride-read-64k", "stride read, 64 KiB", Group::Cache, false),
-    bytes("cache-write-1m", "rewrite, 1 MiB records", Group::Cache, true),
-    bytes("cache-write-4k", "rewrite, 4 KiB records", Group::Cache, true),
-    bytes("cache-random-write-4k", "random rewrite, 4 KiB", Group::Cache, true),
-    bytes("mmap-read", "mmap read", Group::Mmap, false),
-    bytes("mmap-write", "mmap write", Group::Mmap, true),
-    operations("stat-first", "stat, first", Group::Files, false),
-    operations("stat-again", "stat, again", Group::Files, false),
-    operations("missing-first", "stat of missing names, first", Group::Files, false),
-    operations("missing-again", "stat of missing names, again", Group::Files, false),
-    operations("open-first", "open-read-close, first", Group::Files, false),
-    operations("open-again", "open-read-close, again", Group::Files, false),
-    operations("create", "create and write 100 B", Group::Files, true),
-    operations("rename", "rename", Group::Files, true),
-    operations("unlink", "unlink", Group::Files, true),
-    operations("churn", "create-write-close-unlink", Group::Files, true),
-    operations("ls-u-first", "ls -U, first", Group::Listing, false),
-    operations("ls-u-again", "ls -U, again", Group::Listing, false),
-    operations("ls-l-first", "ls -l, first", Group::Listing, false),
-    operations("ls-l-again", "ls -l, again", Group::Listing, false),
-    operations("tar-extract", "tar extract", Group::Tree, true),
-    operations("du-first", "du, first", Group::Tree, true),
-    operations("du-again", "du, again", Group::Tree, true),
-    operations("rm-rf", "rm -rf", Group::Tree, true),
-    operations("clients1-stat", "stat, one client", Group::Clients, false),
-    operations("clients2-stat", "stat, two clients", Group::Clients, false),
-    bytes("clients1-read", "random read 4 KiB, one client", Group::Clients, false),
-    bytes("clients2-read", "random read 4 KiB, two clients", Group::Clients, false),
-    operations("clients1-churn", "create-unlink, one client", Group::Clients, true),
-    operations("clients2-churn", "create-unlink, two clients", Group::Clients, true),
-];
+const fn count(id: &'static str, title: &'static str, group: Group) -> Test {
+    Test { id, title, group, unit: Unit::Count, writes: true }
+}
 
 #[cfg(test)]
 mod tests {
@@ -235,5 +251,8 @@ mod tests {
         assert!(suits("stat-first", "nacre-immutable"));
         assert!(!suits("stat-first", "watched"));
         assert!(suits("create", "watched"));
+        let fills = |target: &str| LOGS.test("overshoot").unwrap().suits(LOGS.target(target).unwrap());
+        assert!(fills("loop-ext4") && fills("nacre-collected"));
+        assert!(!fills("direct") && !fills("btrfs-nodatacow"), "nothing would stop the writers");
     }
 }

@@ -1,4 +1,4 @@
-//! The columns of a table as data: each is a chain of steps from the source directory to the path that is measured.
+//! The columns of a table as data: each is a chain of steps from a ground to the path that is measured.
 //!
 //! `mounted` turns the chain into mounts; nothing here touches the machine.
 
@@ -13,17 +13,72 @@ pub enum Step {
     Bindfs,
     /// `nacre mirror` with these extra arguments.
     Nacre(&'static [&'static str]),
+    /// A directory in which no file is copied on write: `chattr +C`.
+    Nodatacow,
+    /// A Btrfs subvolume with quotas on while it is there.
+    Subvolume,
+    /// A new file system in a sparse image file, mounted through a loop device.
+    Loop {
+        /// Its type, as `mkfs` and `mount` call it.
+        kind: &'static str,
+        /// Whether the loop device goes past the host's page cache.
+        direct_io: bool,
+    },
+    /// `nacre cage` with these extra arguments.
+    Cage(Cage, &'static [&'static str]),
+}
+
+/// What `nacre cage` makes of the directory that it is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cage {
+    /// A mount elsewhere; the files lie in the directory.
+    Shown,
+    /// A mount; the files lie in an image.
+    Image,
+    /// No mount: the directory itself is limited by the host's file system.
+    Within,
 }
 
 impl Step {
-    /// The program that the step runs, as found on the search path; `nacre` stands for the program under test.
-    pub fn program(self) -> Option<&'static str> {
+    /// The programs that the step runs, as found on the search path; `nacre` stands for the program under test.
+    pub fn programs(self) -> &'static [&'static str] {
         match self {
-            Self::Symlink | Self::Bind => None,
-            Self::Bindfs => Some("bindfs"),
-            Self::Nacre(_) => Some("nacre"),
+            Self::Symlink | Self::Bind => &[],
+            Self::Bindfs => &["bindfs"],
+            Self::Nacre(_) | Self::Cage(..) => &["nacre"],
+            Self::Nodatacow => &["chattr"],
+            Self::Subvolume => &["btrfs"],
+            Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
+            Self::Loop { .. } => &["losetup", "mkfs.ext4"],
         }
     }
+
+    /// Whether a daemon serves the step by FUSE, so that ordinary users need fusermount3.
+    pub fn is_fuse(self) -> bool {
+        matches!(self, Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _))
+    }
+
+    /// What only root may do here, if anything.
+    pub fn of_root(self) -> Option<&'static str> {
+        match self {
+            Self::Bind => Some("bind mounts"),
+            Self::Loop { .. } => Some("loop devices"),
+            Self::Subvolume => Some("Btrfs quotas"),
+            Self::Cage(Cage::Image | Cage::Within, _) => Some("cages of the kernel"),
+            Self::Symlink | Self::Bindfs | Self::Nacre(_) | Self::Nodatacow | Self::Cage(Cage::Shown, _) => None,
+        }
+    }
+}
+
+/// Where a chain begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    /// The source directory, the same for all targets: they are ways to show it.
+    Source,
+    /// A directory on the source's file system that is new in each visit.
+    Fresh,
+    /// The same on Btrfs: the source's file system if it is one, an image beside the source if not.
+    FreshBtrfs,
 }
 
 /// One column.
@@ -35,7 +90,9 @@ pub struct Target {
     pub title: &'static str,
     /// The target that its ratios refer to.
     pub baseline: &'static str,
-    /// From the source outwards; empty for the source itself.
+    /// Where its steps begin.
+    pub ground: Ground,
+    /// From the ground outwards; empty for the ground itself.
     pub steps: &'static [Step],
     /// Whether daemon and clients run as an ordinary user.
     pub as_user: bool,
@@ -46,22 +103,21 @@ pub struct Target {
     pub from_outside: bool,
 }
 
-const PLAIN: Target = Target { id: "", title: "", baseline: "direct", steps: &[], as_user: false, reads_only: false, from_outside: false };
+impl Target {
+    /// A target that is the ground itself; others change fields of it.
+    pub const PLAIN: Self = Self {
+        id: "",
+        title: "",
+        baseline: "direct",
+        ground: Ground::Source,
+        steps: &[],
+        as_user: false,
+        reads_only: false,
+        from_outside: false,
+    };
 
-/// The columns of the table `mirror`.
-pub static MIRROR_TARGETS: &[Target] = &[
-    Target { id: "direct", title: "direct", ..PLAIN },
-    Target { id: "symlink", title: "symlink", steps: &[Step::Symlink], ..PLAIN },
-    Target { id: "bind", title: "bind mount", steps: &[Step::Bind], ..PLAIN },
-    Target { id: "bindfs", title: "bindfs", steps: &[Step::Bindfs], ..PLAIN },
-    Target { id: "bindfs-bindfs", title: "bindfs over bindfs", steps: &[Step::Bindfs, Step::Bindfs], ..PLAIN },
-    Target { id: "bind-bindfs", title: "bind over bindfs", steps: &[Step::Bindfs, Step::Bind], ..PLAIN },
-    Target { id: "nacre", title: "nacre", steps: &[Step::Nacre(&[])], ..PLAIN },
-    Target { id: "nacre-nacre", title: "nacre over nacre", steps: &[Step::Nacre(&[]), Step::Nacre(&[])], ..PLAIN },
-    Target { id: "bind-nacre", title: "bind over nacre", steps: &[Step::Nacre(&[]), Step::Bind], ..PLAIN },
-    Target { id: "nacre-noacl", title: "nacre, no xattrs", steps: &[Step::Nacre(&["--acl=off", "--xattr=none"])], ..PLAIN },
-    Target { id: "nacre-immutable", title: "nacre, immutable", steps: &[Step::Nacre(&["--immutable"])], reads_only: true, ..PLAIN },
-    Target { id: "watched", title: "source under nacre", steps: &[Step::Nacre(&[])], from_outside: true, ..PLAIN },
-    Target { id: "direct-user", title: "direct, as user", baseline: "direct-user", as_user: true, ..PLAIN },
-    Target { id: "nacre-user", title: "nacre, as user", baseline: "direct-user", steps: &[Step::Nacre(&[])], as_user: true, ..PLAIN },
-];
+    /// Whether something bounds what may be written to it. What has no bound must never be filled.
+    pub fn is_bounded(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Loop { .. } | Step::Cage(..)))
+    }
+}

@@ -42,6 +42,112 @@ fn a_small_run_measures_every_test_and_leaves_nothing() {
     assert!(directory.path().join("again.csv").exists());
 }
 
+/// Amounts of the table of logs that take no time.
+const FEW: [&str; 14] =
+    ["--rounds", "2", "--dd", "2", "--appends", "30", "--cache", "1M", "--files", "20", "--cage", "320M", "--fill", "320M"];
+
+#[test]
+fn logs_are_measured_in_the_scratch_directory_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--targets", "direct", "--json", json.to_str().unwrap()];
+    assert_eq!(run(&arguments(&[&words[..], &FEW[..]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    for test in report.tests.iter().filter(|test| !["overshoot", "lost"].contains(&test.id.as_str())) {
+        let cells: Vec<_> = report.cells_of(&test.id, "direct").collect();
+        assert_eq!(cells.len(), 1, "{}", test.id);
+        assert!(cells.iter().all(|cell| cell.samples.len() == 2 && (test.unit == table::COUNT || cell.amount > 0.0)), "{}", test.id);
+    }
+    assert_eq!(report.cells_of("overshoot", "direct").count(), 0, "nothing bounds it, so nothing may fill it");
+    assert!(!scratch.exists());
+}
+
+/// Needs root, loop devices, ext4 and Btrfs; says so and passes elsewhere.
+#[test]
+fn images_are_filled_measured_and_taken_away() {
+    let root = rustix::process::geteuid().is_root();
+    let programs = ["losetup", "mkfs.ext4", "mkfs.btrfs", "chattr"];
+    if !root || programs.iter().any(|name| programs::find(name).is_none()) || !std::path::Path::new("/dev/loop-control").exists() {
+        eprintln!("skipped: needs root, loop devices, {}", programs.join(", "));
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--targets", "loop-ext4-direct,loop-nodatacow"];
+    let tests = ["--tests", "held-long,warm,fill", "--json", json.to_str().unwrap()];
+    assert_eq!(run(&arguments(&[&words[..], &tests[..], &FEW[..]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    for target in &report.targets {
+        assert_eq!(target.skipped, None, "{}", target.id);
+        let bounded = target.id.starts_with("loop");
+        for test in report.tests.iter().filter(|test| bounded || test.unit != table::COUNT) {
+            assert_eq!(report.cells_of(&test.id, &target.id).count(), 1, "{} on {}", test.id, target.id);
+        }
+        if bounded {
+            assert_eq!(summary::worst(&report, "overshoot", &target.id), Some(0.0), "an image is never more than its size");
+            assert_eq!(summary::worst(&report, "lost", &target.id), Some(0.0));
+        }
+    }
+    assert_eq!(mounts::below(directory.path()).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert!(!scratch.exists());
+}
+
+/// A stand-in for nacre whose cage is a bind mount, which bounds nothing: the table must find that out.
+const BOUNDLESS: &str = "#!/bin/sh
+echo \"$NACRE_STATE_DIR $*\" >> \"${0%/*}/calls\"
+case $1 in
+  cage) while [ $# -gt 2 ]; do shift; done; exec mount --bind \"$1\" \"$2\" ;;
+  umount) exec umount \"$2\" ;;
+  *) echo stand-in ;;
+esac
+";
+
+/// Needs root, to mount; says so and passes elsewhere.
+#[test]
+fn a_cage_that_does_not_hold_is_found_out() {
+    use std::os::unix::fs::PermissionsExt;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json, nacre) = (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
+    fs::write(&nacre, BOUNDLESS).unwrap();
+    fs::set_permissions(&nacre, fs::Permissions::from_mode(0o755)).unwrap();
+    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--nacre", nacre.to_str().unwrap(), "--targets", "nacre-collected"];
+    let rest = ["--tests", "held-short,overshoot,lost", "--check", "--json", json.to_str().unwrap()];
+    assert_eq!(run(&arguments(&[&words[..], &rest[..], &FEW[..]].concat())), ExitCode::FAILURE, "a figure is missed");
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    assert!(summary::worst(&report, "overshoot", "nacre-collected").unwrap() > f64::from(320 << 17));
+    assert_eq!(summary::worst(&report, "lost", "nacre-collected"), Some(0.0));
+    let calls = fs::read_to_string(directory.path().join("calls")).unwrap();
+    let (state, cage) = calls.lines().find(|line| line.contains(" cage ")).unwrap().split_once(' ').unwrap();
+    assert!(state.starts_with(scratch.to_str().unwrap()), "{state}");
+    let shown = scratch.join("mnt/nacre-collected");
+    let (own, shown) = (scratch.join("source/own/nacre-collected"), shown.display());
+    assert_eq!(cage, format!("cage --size 335544320 --engine=fuse --writes=collected {} {shown}", own.display()));
+    assert_eq!(calls.lines().filter(|line| line.ends_with(&format!(" umount {shown}"))).count(), 4, "two groups, two rounds");
+    assert!(!scratch.exists());
+}
+
+#[test]
+fn a_nacre_without_cages_is_skipped_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let liar = programs::find("false").unwrap();
+    let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--nacre", liar.to_str().unwrap()];
+    let rest = ["--targets", "nacre-collected", "--tests", "held-short", "--json", json.to_str().unwrap()];
+    assert_eq!(run(&arguments(&[&words[..], &rest[..], &FEW[..]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let reason = report.targets.iter().find(|target| target.id == "nacre-collected").unwrap().skipped.clone();
+    assert!(reason.as_deref().is_some_and(|reason| reason.contains("false failed")), "{reason:?}");
+    assert_eq!(report.cells_of("held-short", "direct").count(), 1);
+    assert!(!scratch.exists());
+}
+
 #[test]
 fn a_scratch_directory_of_somebody_else_fails_the_run() {
     let directory = tempfile::tempdir().unwrap();

@@ -15,6 +15,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::{Doing, Failure};
 use crate::mounts;
+use crate::programs;
 
 /// An effect on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,22 @@ pub fn release_loop(device: &Path) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::new(format!("losetup -d {} failed", device.display()))) }
 }
 
+/// Devices of `losetup -n -O NAME,BACK-FILE` whose files lie below `directory`.
+fn loops_below(text: &str, directory: &Path) -> Vec<PathBuf> {
+    let lines = text.lines().filter_map(|line| line.trim_start().split_once(char::is_whitespace));
+    lines.filter(|(_, file)| Path::new(file.trim()).starts_with(directory)).map(|(device, _)| PathBuf::from(device)).collect()
+}
+
+/// Frees the loop devices of images below `directory` that nobody entered, such as those made by a program that was
+/// stopped half-way.
+fn release_loops_below(directory: &Path) -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() || programs::find("losetup").is_none() {
+        return Ok(());
+    }
+    let output = Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output().doing("asking losetup for", directory)?;
+    loops_below(&String::from_utf8_lossy(&output.stdout), directory).iter().try_for_each(|device| release_loop(device))
+}
+
 /// Removes a directory of the bench. Whatever is still mounted below is detached first: removal must never go through
 /// a mount into files that belong to somebody else, so it is refused if that fails.
 pub fn remove_tree(path: &Path) -> Result<(), Failure> {
@@ -97,6 +114,7 @@ pub fn remove_tree(path: &Path) -> Result<(), Failure> {
     if !mounts::below(path)?.is_empty() {
         return Err(Failure::new(format!("{} is kept: something is still mounted below it", path.display())));
     }
+    release_loops_below(path)?;
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         result => result.doing("removing", path),
@@ -157,6 +175,13 @@ mod tests {
         assert_eq!(undo.all(), []);
         assert!(!ours.exists());
         assert!(undo.enter(Effect::Directory(ours)).is_err());
+    }
+
+    #[test]
+    fn loops_are_known_by_their_files() {
+        let text = "/dev/loop0 /tmp/a b/image\n/dev/loop12 /tmp/a/image\n/dev/loop3 /tmp/ab/image (deleted)\n";
+        assert_eq!(loops_below(text, Path::new("/tmp/a")), [PathBuf::from("/dev/loop12")]);
+        assert_eq!(loops_below(text, Path::new("/tmp/a b")), [PathBuf::from("/dev/loop0")]);
     }
 
     #[test]

@@ -9,18 +9,24 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use crate::failure::Failure;
-use crate::options::{Scale, User};
+use crate::failure::{Doing, Failure};
+use crate::options::User;
 use crate::report::{Point, Sample};
+use crate::scale::Scale;
 use crate::table::Group;
 
+mod appends;
 mod big_file;
 mod clients;
+mod dd;
 mod files;
+mod fill;
 mod iozone;
 mod listing;
 mod mmap;
+mod shell;
 mod tree;
+mod warm;
 
 pub use big_file::Buffer;
 
@@ -69,6 +75,15 @@ pub struct Link {
     pub answers: Receiver<Result<(), Failure>>,
 }
 
+/// What a target that cannot outgrow its size is held against.
+#[derive(Debug)]
+pub struct Bounds {
+    /// Where its files, or its image, lie on the host.
+    pub host: PathBuf,
+    /// Bytes that it may hold.
+    pub limit: u64,
+}
+
 /// What a workload sees.
 #[derive(Debug)]
 pub struct Visit<'a> {
@@ -76,6 +91,8 @@ pub struct Visit<'a> {
     pub root: PathBuf,
     /// Below [`Visit::root`], a directory that belongs to this visit alone.
     pub own: PathBuf,
+    /// What bounds it, if the target is bounded.
+    pub bounds: Bounds,
     /// How much to do.
     pub scale: &'a Scale,
     /// Whether tests that change files are left out.
@@ -105,6 +122,21 @@ impl Visit<'_> {
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
 
+    /// Hands in a count of bytes that should be none.
+    pub fn count(&self, test: &'static str, bytes: u64) -> Result<(), Failure> {
+        let sample = Sample { test, point: None, seconds: bytes as f64, amount: 0.0 };
+        self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
+    }
+
+    /// Removes what the test before made and writes out what it left, so that the next one does not pay for it.
+    pub fn tidy(&self, files: &[PathBuf]) -> Result<(), Failure> {
+        for file in files {
+            fs::remove_file(file).doing("removing", file)?;
+        }
+        let directory = fs::File::open(&self.own).doing("opening", &self.own)?;
+        rustix::fs::syncfs(&directory).doing("flushing", &self.own)
+    }
+
     /// Path of something that [`prepare`] made, through the target.
     pub fn shared(&self, name: &str) -> PathBuf {
         self.root.join(name)
@@ -121,6 +153,8 @@ pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) ->
         Unit::Whole(Group::Listing) => listing::prepare(source, scale),
         Unit::Whole(Group::Tree) => tree::prepare(source, scale),
         Unit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
+        // Their targets share nothing.
+        Unit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => Ok(()),
     }
 }
 
@@ -135,6 +169,12 @@ pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         Unit::Whole(Group::Listing) => listing::run(visit),
         Unit::Whole(Group::Tree) => tree::run(visit),
         Unit::Whole(Group::Clients) => clients::run(visit),
+        Unit::Whole(Group::Dd) => dd::run(visit),
+        Unit::Whole(Group::Shell) => shell::run(visit),
+        Unit::Whole(Group::Appends) => appends::run(visit),
+        Unit::Whole(Group::Writers) => dd::run_writers(visit),
+        Unit::Whole(Group::Warm) => warm::run(visit),
+        Unit::Whole(Group::Fill) => fill::run(visit),
     }
 }
 

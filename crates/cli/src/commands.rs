@@ -3,6 +3,7 @@
 //! The options of mounts come from the table in [`crate::options`]. Pure: arguments in, an [`Order`] out.
 
 use crate::{
+    cage::command::{self as cage, CageOrder},
     failure::Failure,
     options::{Form, Opt, Row, TABLE},
     plan::{self, Plan},
@@ -41,6 +42,8 @@ pub enum Order {
         /// Which; empty: all.
         mountpoints: Vec<PathBuf>,
     },
+    /// Something with the cages that there are.
+    Cage(CageOrder),
     /// Change the rules of a mount.
     Reload {
         /// Which.
@@ -84,6 +87,7 @@ pub fn table() -> Command {
         .arg_required_else_help(true)
         .subcommand(mirror())
         .subcommand(bindfs())
+        .subcommand(cage::command())
         .subcommand(stack())
         .subcommand(umount())
         .subcommand(status())
@@ -103,7 +107,7 @@ fn mirror() -> Command {
         )
         .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|_| true))
+        .args(options(|row| row.form != Form::Cage))
 }
 
 fn bindfs() -> Command {
@@ -112,7 +116,7 @@ fn bindfs() -> Command {
         .after_help("Examples:\n  nacre bindfs -u www-data -p a-w /srv/photos /var/www/photos\n  nacre bindfs -o ro,force-user=www-data /srv/photos /var/www/photos")
         .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
-        .args(options(|_| true))
+        .args(options(|row| row.form != Form::Cage))
 }
 
 fn stack() -> Command {
@@ -135,14 +139,19 @@ fn umount() -> Command {
 }
 
 fn status() -> Command {
-    Command::new("status")
+    view_arguments(Command::new("status"))
         .about("Show mounts: what serves them, how, and their figures")
         .after_help("Examples:\n  nacre status\n  nacre status /mnt/data\n  nacre status --json\n  nacre status -H -p -o mountpoint,requests,passthrough")
+        .arg(mounts())
+}
+
+/// How a command that shows a table is told what to show.
+pub fn view_arguments(command: Command) -> Command {
+    command
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Everything, as JSON"))
         .arg(Arg::new("scripted").short('H').action(ArgAction::SetTrue).help("No headings, one tab between columns"))
         .arg(Arg::new("exact").short('p').action(ArgAction::SetTrue).help("Exact numbers"))
-        .arg(Arg::new("columns").short('o').value_name("COLUMN,...").value_delimiter(',').help("Which columns ('all', or see docs/commands/status.md)"))
-        .arg(mounts())
+        .arg(Arg::new("columns").short('o').value_name("COLUMN,...").value_delimiter(',').help("Which columns ('all' shows every one)"))
 }
 
 fn top() -> Command {
@@ -195,7 +204,8 @@ fn man() -> Command {
         .arg(path("DIR", "An existing directory"))
 }
 
-fn path(name: &'static str, help: &'static str) -> Arg {
+/// A path that has to be given.
+pub fn path(name: &'static str, help: &'static str) -> Arg {
     Arg::new(name).required(true).value_parser(value_parser!(OsString)).help(help)
 }
 
@@ -204,7 +214,7 @@ fn mounts() -> Arg {
 }
 
 /// The options of the table that pass, as `clap` knows them.
-fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
+pub fn options(pass: impl Fn(&Row) -> bool) -> Vec<Arg> {
     TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About" && pass(row)).map(option).collect()
 }
 
@@ -240,7 +250,10 @@ fn key(row: &Row) -> &'static str {
 }
 
 /// The options as given, in the order given.
-fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
+///
+/// # Errors
+/// Words of `-o` that are not understood.
+pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
     let mut found: Vec<(usize, Given)> = Vec::new();
     for row in TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About") {
         let Ok(Some(mut values)) = matches.try_get_raw(key(row)) else { continue };
@@ -277,6 +290,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             Settings::fold(&given(matches)?)?,
             vec![one(matches, "SOURCE"), one(matches, "MOUNTPOINT")],
         )?),
+        "cage" => cage::order(matches)?,
         "mount" => {
             Order::Mount(plan::stack("nacre", Settings::fold(&given(matches)?)?, vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")])?)
         }
@@ -295,7 +309,8 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
     })
 }
 
-fn view(matches: &ArgMatches) -> View {
+/// What was matched of [`view_arguments`].
+pub fn view(matches: &ArgMatches) -> View {
     View {
         json: matches.get_flag("json"),
         scripted: matches.get_flag("scripted"),
@@ -323,7 +338,8 @@ fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {
     Ok(Order::Reload { mountpoint: PathBuf::from(one(matches, "MOUNTPOINT")), rules })
 }
 
-fn one(matches: &ArgMatches, name: &str) -> OsString {
+/// An argument that is there.
+pub fn one(matches: &ArgMatches, name: &str) -> OsString {
     matches.get_one::<OsString>(name).cloned().unwrap_or_default()
 }
 

@@ -4,6 +4,10 @@
 //! other side is not trusted: lines are limited, waiting is limited, and what is shown on a terminal is made printable first.
 
 use crate::{
+    cage::{
+        report::CageReport,
+        resize::{InodeChange, SizeChange},
+    },
     failure::{Exit, Failure},
     report::Report,
     runtime,
@@ -40,6 +44,15 @@ pub enum Request {
         /// The new rules.
         rules: Option<Box<RemapSpec>>,
     },
+    /// Another limit for a cage.
+    ResizeCage {
+        /// Which of the mount's cages, from the bottom up.
+        cage: usize,
+        /// The new size.
+        size: Option<SizeChange>,
+        /// The new number of inodes.
+        inodes: Option<InodeChange>,
+    },
     /// The end.
     Unmount {
         /// Even while it is in use.
@@ -53,6 +66,8 @@ pub enum Request {
 pub enum Answer {
     /// Its figures.
     Status(Box<Report>),
+    /// It is done, and this is what the cage is like now.
+    Cage(Box<CageReport>),
     /// It is done.
     Done,
     /// It is not, and why.

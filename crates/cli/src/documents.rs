@@ -27,10 +27,18 @@ pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
     let mut table = commands::table();
     table.build();
     let mut names = vec![page(&table, "nacre".to_owned(), directory)?];
-    for command in table.get_subcommands().filter(|command| command.get_name() != "help") {
-        names.push(page(command, format!("nacre-{}", command.get_name()), directory)?);
-    }
+    pages(&table, "nacre", directory, &mut names)?;
     Ok(names)
+}
+
+/// The pages of the commands of a command.
+fn pages(of: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
+    for command in of.get_subcommands().filter(|command| command.get_name() != "help") {
+        let name = format!("{name}-{}", command.get_name());
+        names.push(page(command, name.clone(), directory)?);
+        pages(command, &name, directory, names)?;
+    }
+    Ok(())
 }
 
 fn page(command: &Command, name: String, directory: &Path) -> Result<String, Failure> {

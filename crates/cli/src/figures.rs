@@ -50,6 +50,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         passthrough_opens: status.passthrough.opens,
         cache_hits: status.passthrough.reused,
         operations: status.operations.into_iter().map(operation).collect(),
+        cages: Vec::new(),
     }
 }
 

@@ -3,11 +3,13 @@
 //! The same program is `bindfs` and `mount.fuse.nacre` when it is called by these names.
 #![forbid(unsafe_code)]
 
+mod cage;
 mod columns;
 mod commands;
 mod control;
 mod daemon;
 mod documents;
+mod door;
 mod failure;
 mod figures;
 mod kernel_engine;

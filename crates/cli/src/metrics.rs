@@ -33,12 +33,14 @@ pub fn text(reports: &[Report]) -> String {
     text
 }
 
-fn head(text: &mut String, name: &str, kind: &str, help: &str) {
+/// Opens a family of samples.
+pub fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     // Writing to a string cannot fail.
     let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
 }
 
-fn sample(text: &mut String, name: &str, labels: &str, value: &str) {
+/// Adds a sample.
+pub fn sample(text: &mut String, name: &str, labels: &str, value: &str) {
     let _ = writeln!(text, "{name}{{{labels}}} {value}");
 }
 
@@ -84,7 +86,8 @@ fn seconds(ns: u64) -> String {
     format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
 }
 
-fn escape(label: &str) -> String {
+/// The value of a label, as it stands between quotes.
+pub fn escape(label: &str) -> String {
     label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

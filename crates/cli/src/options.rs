@@ -3,7 +3,7 @@
 //! Everything that knows an option is made from it: both parsers ([`crate::words`] for bindfs' grammar, [`crate::commands`] for
 //! ours), help, man pages, completions. What an option *does* is one exhaustive match in [`crate::settings`].
 
-use Form::{Bindfs, Letter, Ours, Word};
+use Form::{Bindfs, Cage, Letter, Ours, Word};
 
 /// Where an option may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Form {
     Letter,
     /// Only after `-o`: what libfuse, mount(8) and fstab know.
     Word,
+    /// Only of a cage; written in the same ways as [`Form::Ours`].
+    Cage,
 }
 
 /// One line of the table.
@@ -131,6 +133,21 @@ options! {
         Engine Ours "engine" None, Some("ENGINE"), "What serves the mount: fuse (the default), kernel (an idmapped bind mount, when that is all that was asked for), auto";
         Passthrough Ours "passthrough" None, Some("auto|off"), "Whether the kernel reads and writes the files of the source itself [default: auto]";
         Transport Ours "transport" None, Some("auto|uring|device"), "How the kernel and the daemon talk [default: auto]";
+    }
+    "Cage" {
+        Size Cage "size" None, Some("SIZE"), "How much the directory may hold: bytes, or a number with K, M, G, T of 1024 (10G)";
+        Inodes Cage "inodes" None, Some("N"), "How many files, directories and links it may hold";
+        WhenFull Cage "when-full" None, Some("deny|drop-oldest"), "What happens when it is full: writers get ENOSPC (the default), or the oldest log data goes";
+        Rotated Cage "rotated" None, Some("GLOB"), "With drop-oldest: names of whole files that may be deleted, oldest first [default: what logrotate makes] (may be repeated)";
+        Keep Cage "keep" None, Some("GLOB"), "With drop-oldest: never touch files of these names (may be repeated)";
+        Soft Cage "soft" None, Some("SHARE"), "Report when so much is used: 80% or a size";
+        OnSoft Cage "on-soft" None, Some("COMMAND"), "With --soft: run this by the shell when the use crosses the threshold, in either direction";
+        Limit Cage "limit" None, Some("WHO=SIZE"), "A limit within the limit: user:NAME=SIZE or dir:PATH=SIZE, PATH relative to the directory (may be repeated)";
+        Writes Cage "writes" None, Some("auto|collected|through"), "Whether the kernel may collect appends [default: auto, where there is room enough]";
+        State Cage "state" None, Some("DIR"), "Where the accounting is kept [default: /var/lib/nacre/cage, for users ~/.local/state/nacre/cage]";
+        FsType Cage "fstype" None, Some("ext4|xfs|btrfs"), "With --engine=loop: the file system of the image [default: ext4]";
+        Image Cage "image" None, Some("FILE"), "With --engine=loop: the image [default: DIR.cage]";
+        Sparse Cage "sparse" None, None, "With --engine=loop: do not reserve the space of the image";
     }
     "Mounting" {
         NoAllowOther Bindfs "no-allow-other" Some('n'), None, "Only the mounter may use the mount";
@@ -277,6 +294,11 @@ pub fn long(name: &str) -> Option<&'static Row> {
 /// Finds an option by its letter.
 pub fn letter(letter: char) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.short == Some(letter))
+}
+
+/// Whether only cages have it.
+pub fn is_of_cages(option: Opt) -> bool {
+    TABLE.iter().any(|row| row.id == option && row.form == Cage)
 }
 
 /// What a word after `-o` is.

@@ -4,6 +4,7 @@
 //! Pure: names and arguments in, a [`Plan`] out.
 
 use crate::{
+    cage,
     failure::Failure,
     options::Opt,
     plan::{self, Plan},
@@ -59,6 +60,9 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
     if settings.fuse_version {
         return Ok(Plan::FuseVersion);
     }
+    if let (false, Some(positionals)) = (program == "bindfs", caged(&words.positionals)) {
+        return cage::plan::cage(program, settings, &words.given, positionals);
+    }
     plan::mirror(program, settings, without_prefix(words.positionals))
 }
 
@@ -71,6 +75,9 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     let settings = Settings::fold(&call.words.given)?;
     if call.fake {
         return Ok(Plan::Nothing);
+    }
+    if let Some(positionals) = caged(&call.words.positionals) {
+        return cage::plan::cage(program, settings, &call.words.given, positionals);
     }
     let positionals = without_prefix(call.words.positionals);
     // Column 1 of fstab is a directory to mirror, or a file that describes a stack.
@@ -124,6 +131,13 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
         words::parse_words(&text, unknown, &mut given)?;
     }
     Ok(MountCall { words: Words { given, positionals }, fake })
+}
+
+/// The paths of a cage, whose first column in fstab is `cage:DIR`.
+fn caged(positionals: &[OsString]) -> Option<Vec<OsString>> {
+    let (first, rest) = positionals.split_first()?;
+    let directory = first.as_bytes().strip_prefix(cage::PREFIX.as_bytes())?;
+    Some(std::iter::once(OsStr::from_bytes(directory).to_owned()).chain(rest.iter().cloned()).collect())
 }
 
 /// Takes the old form of fstab, `bindfs#SOURCE`, apart.

@@ -4,6 +4,7 @@
 //! source exists or a user is known is found out when the plan is carried out, before anything is mounted.
 
 use crate::{
+    cage::plan::CagePlan,
     failure::Failure,
     settings::{Door, Engine, Settings, Verbosity},
 };
@@ -15,6 +16,8 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 pub enum Plan {
     /// Mount something.
     Mount(Box<MountPlan>),
+    /// Limit a directory.
+    Cage(Box<CagePlan>),
     /// Change the flags of a mount (`mount -o remount`).
     Remount(Remount),
     /// Print help.
@@ -45,6 +48,8 @@ pub struct MountPlan {
     pub stack: StackSource,
     /// Where.
     pub mountpoint: PathBuf,
+    /// What stands before the source in the mount table.
+    pub prefix: &'static str,
     /// How.
     pub door: Door,
     /// What serves it.
@@ -76,11 +81,24 @@ pub struct Remount {
 /// Too few or too many paths, or options that cannot go together.
 pub fn mirror(program: &str, settings: Settings, positionals: Vec<OsString>) -> Result<Plan, Failure> {
     let (source, mountpoint) = two(positionals, "SOURCE")?;
+    if let Some(option) = settings.cage_option {
+        return Err(Failure::usage(format!("option {option} is for cages: a mirror limits nothing"))
+            .next("`nacre cage` makes them; in fstab, the first column is cage:DIR"));
+    }
     if settings.remount {
-        return Ok(Plan::Remount(Remount { mountpoint, flags: settings.flags }));
+        return Ok(remount(mountpoint, settings));
+    }
+    if matches!(settings.engine, Engine::Loop | Engine::Quota) {
+        return Err(Failure::usage(format!("engine: \"{}\" is not one of fuse, kernel, auto", settings.engine.word()))
+            .next("it is an engine of `nacre cage`"));
     }
     let stack = StackSource::Spec(StackSpec { layers: settings.layers(source) });
-    Ok(mount(program, stack, mountpoint, settings))
+    Ok(Plan::Mount(Box::new(mount(program, stack, mountpoint, settings))))
+}
+
+/// Other flags for the mount at `mountpoint`.
+pub fn remount(mountpoint: PathBuf, settings: Settings) -> Plan {
+    Plan::Remount(Remount { mountpoint, flags: settings.flags })
 }
 
 /// A stack of layers, from a file or in one line.
@@ -103,7 +121,7 @@ pub fn stack(program: &str, settings: Settings, positionals: Vec<OsString>) -> R
         }
         false => StackSource::File(stack),
     };
-    Ok(mount(program, source, mountpoint, settings))
+    Ok(Plan::Mount(Box::new(mount(program, source, mountpoint, settings))))
 }
 
 /// Whether this is a stack in one line and not the path of a file: `mem`, or a layer's name followed by a colon or a bar.
@@ -112,12 +130,14 @@ fn is_line(text: &[u8]) -> bool {
     nacre_layers::spec::LayerSpec::NAMES.iter().any(|known| known.as_bytes() == name)
 }
 
-fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: Settings) -> Plan {
+/// A mount of this stack with these settings.
+pub fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: Settings) -> MountPlan {
     let verbosity = settings.verbosity();
-    Plan::Mount(Box::new(MountPlan {
+    MountPlan {
         program: program.to_owned(),
         stack,
         mountpoint,
+        prefix: "",
         door: settings.door,
         engine: settings.engine,
         foreground: settings.foreground,
@@ -125,7 +145,7 @@ fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: Setti
         verbosity,
         log_file: settings.log_file,
         warnings: settings.warnings,
-    }))
+    }
 }
 
 fn two(positionals: Vec<OsString>, first: &str) -> Result<(PathBuf, PathBuf), Failure> {

@@ -3,6 +3,7 @@
 //! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`crate::status`], [`crate::top`] and
 //! [`crate::metrics`]. The JSON form is an interface for scripts: fields are added, never renamed.
 
+use crate::cage::report::CageReport;
 use nacre_vfs::Description;
 use serde::{Deserialize, Serialize};
 use std::{os::unix::ffi::OsStrExt, path::Path};
@@ -114,6 +115,9 @@ pub struct Report {
     pub cache_hits: u64,
     /// The kinds of request that came at all.
     pub operations: Vec<OperationReport>,
+    /// The cages in the stack, from the bottom up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cages: Vec<CageReport>,
 }
 
 impl Report {

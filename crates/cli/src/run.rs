@@ -1,6 +1,7 @@
 //! Carries out what the command line asked for: the end of everything pure.
 
 use crate::{
+    cage,
     commands::{self, Order},
     control::{self, Request},
     daemon::{self, Start},
@@ -74,7 +75,15 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
                 peer.ask(&Request::Reload { rules: rules.clone() })?;
             }
         }
-        Order::Metrics { mountpoints } => print(&metrics::text(&status::gather(&mountpoints)?))?,
+        Order::Cage(order) => cage::run::order(&order)?,
+        Order::Metrics { mountpoints } => {
+            let reports = status::gather(&mountpoints)?;
+            let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
+            if mountpoints.is_empty() {
+                cages.extend(cage::find::of_kernel()?);
+            }
+            print(&(metrics::text(&reports) + &cage::metrics::text(&cages)))?;
+        }
         Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
         Order::Completions(shell) => documents::completions(shell)?,
         Order::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,
@@ -85,6 +94,7 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
 fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
     match plan {
         Plan::Mount(plan) => return mount(&plan),
+        Plan::Cage(plan) => return cage::run::make(&plan),
         Plan::Remount(plan) => remount::run(&plan)?,
         Plan::Help => print(&help(program))?,
         Plan::Version => print(&format!("{program} (nacre) {}\n", env!("CARGO_PKG_VERSION")))?,
@@ -113,6 +123,9 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     if background {
         return serve::run(plan, daemon::reason(), true).map(|()| ExitCode::SUCCESS);
     }
+    if serve::is_there(plan)? {
+        return Ok(ExitCode::SUCCESS);
+    }
     let reason = match serve::without_daemon(plan)? {
         Served::Done => return Ok(ExitCode::SUCCESS),
         Served::ByDaemon(reason) => reason,
@@ -120,7 +133,15 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     if plan.foreground {
         return serve::run(plan, reason, false).map(|()| ExitCode::SUCCESS);
     }
-    Ok(match daemon::start(&reason)? {
+    in_background(&reason)
+}
+
+/// Has a second process serve the mount, for this reason; answers when the mount does.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn in_background(reason: &str) -> Result<ExitCode, Failure> {
+    Ok(match daemon::start(reason)? {
         Start::Ready => ExitCode::SUCCESS,
         Start::Failed(code) => ExitCode::from(code),
     })
@@ -132,7 +153,7 @@ fn help(program: &str) -> String {
         "Usage: {program} [options] SOURCE MOUNTPOINT\n\nShows a directory at a second place, with other owners, modes and rules.\n"
     );
     let mut heading = "";
-    for row in TABLE.iter().filter(|row| row.form != Form::Word) {
+    for row in TABLE.iter().filter(|row| !matches!(row.form, Form::Word | Form::Cage)) {
         if row.heading != heading {
             heading = row.heading;
             text.push_str(&format!("\n{heading}:\n"));
@@ -150,7 +171,11 @@ fn help(program: &str) -> String {
     text
 }
 
-fn print(text: &str) -> Result<(), Failure> {
+/// Prints what a command answers.
+///
+/// # Errors
+/// An output that cannot be written; a reader who has seen enough is none.
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         // Whoever reads us has seen enough (`| head`).

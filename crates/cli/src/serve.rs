@@ -5,22 +5,27 @@
 //! lie below its own mount point), the control socket is there before the mount is reported ready.
 
 use crate::{
+    cage::{
+        self,
+        report::CageReport,
+        resize::{InodeChange, SizeChange},
+    },
     control::{self, Answer, Request, Server},
-    daemon,
+    daemon, door,
     failure::{Exit, Failure},
     figures,
     kernel_engine::{self, KernelMount},
     mountinfo,
     plan::{MountPlan, StackSource},
-    report::path_text,
+    report::{Report, path_text},
     runtime,
-    settings::{Atime, Door, Engine, Transport, Verbosity},
+    settings::{Door, Engine, Verbosity},
     umount,
 };
-use nacre_fuse::{AclChoice, FuseOptions, Mount, MountError, PassthroughChoice, TransportChoice, XattrChoice};
+use nacre_fuse::{Mount, MountError};
 use nacre_layers::{
     context::Context,
-    spec::{LayerSpec, RemapSpec, StackSpec, Symlinks},
+    spec::{LayerSpec, RemapSpec, StackSpec},
     stack::{self, Stack},
 };
 use nacre_sys::signals::{Signal, Signals};
@@ -32,7 +37,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tracing_subscriber::filter::LevelFilter;
 
@@ -124,14 +129,16 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     daemon::raise_descriptor_limit();
     let context = surroundings()?;
-    let spec = spec(plan)?;
+    let mut spec = spec(plan)?;
     clear(&plan.mountpoint, plan)?;
     let mountpoint = target(&plan.mountpoint)?;
     let source = source_name(&spec, plan)?;
     check_sources(&spec, &mountpoint)?;
+    cage::serving::check(&spec, &mountpoint, &context)?;
+    cage::serving::keep_accounts(&mut spec, &mountpoint)?.iter().for_each(|warning| tracing::warn!("{warning}"));
     let stack = build(&spec, &context)?;
     stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let options = fuse_options(plan, &spec, &mountpoint, &source);
+    let options = door::options(plan, &spec, &mountpoint, &source);
     let judged_below = !options.default_permissions;
     let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
     let serving = Arc::new(Serving {
@@ -157,6 +164,8 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     daemon::leave_directory()?;
     obey(signals, &serving)?;
     serving.mount.wait();
+    // Nothing arrives any more: the books can be closed, and the next start need not count.
+    serving.stack.cages().iter().for_each(|cage| cage.shut_down());
     tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
     drop(server);
     Ok(())
@@ -177,8 +186,12 @@ impl Serving {
     fn answer(&self, request: Request) -> Answer {
         let done = match request {
             Request::Status => {
-                return Answer::Status(Box::new(figures::report(&self.about, self.spec.lock().to_line(), self.mount.status())));
+                return Answer::Status(Box::new(self.report()));
             }
+            Request::ResizeCage { cage, size, inodes } => match self.resize(cage, size, inodes) {
+                Ok(report) => return Answer::Cage(Box::new(report)),
+                Err(failure) => Err(failure),
+            },
             Request::Reload { rules } => self.reload(rules.map(|rules| *rules)),
             Request::Unmount { lazy } => self.unmount(lazy),
         };
@@ -188,8 +201,36 @@ impl Serving {
         }
     }
 
+    fn report(&self) -> Report {
+        let (spec, status) = (self.spec.lock().clone(), self.mount.status());
+        let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
+        Report { cages, ..figures::report(&self.about, spec.to_line(), status) }
+    }
+
+    /// Gives a cage other limits; what it is like then.
+    fn resize(&self, which: usize, size: Option<SizeChange>, inodes: Option<InodeChange>) -> Result<CageReport, Failure> {
+        let gone = || Failure::new("this mount has no such cage");
+        let mut spec = self.spec.lock();
+        let mut changed = spec.clone();
+        let limits = cage::serving::resized(&mut changed, which, size, inodes, &self.context)?;
+        let cages = self.stack.cages();
+        let resized = cages.get(which).ok_or_else(gone)?.resize(limits);
+        resized.map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))?;
+        *spec = changed;
+        let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
+        if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
+    }
+
     fn unmount(&self, lazy: bool) -> Result<(), Failure> {
-        self.mount.unmount(lazy).map_err(|error| umount::refused(&path_text(&self.mount.status().mountpoint), &error))
+        let mut ended = self.mount.unmount(lazy);
+        // Whoever settles the collected writes of a cage is a user of the mount himself, for a moment.
+        let mut patience = if self.stack.cages().is_empty() { 0 } else { 100 };
+        while patience > 0 && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+            thread::sleep(Duration::from_millis(10));
+            patience -= 1;
+            ended = self.mount.unmount(lazy);
+        }
+        ended.map_err(|error| umount::refused(&path_text(&self.mount.status().mountpoint), &error))
     }
 
     /// Puts other rules in place, or has users and groups read again where `rules` is none.
@@ -268,23 +309,38 @@ fn obey(signals: Signals, serving: &Arc<Serving>) -> Result<(), Failure> {
 /// # Errors
 /// As the mount itself would.
 pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
+    match choose(plan, &surroundings()?)? {
+        Choice::Kernel(mount, reason) => {
+            let spec = spec(plan)?;
+            let mountpoint = target(&plan.mountpoint)?;
+            check_sources(&spec, &mountpoint)?;
+            let notes: String = mount.differences.iter().map(|difference| format!("note        {difference}\n")).collect();
+            let head = format!("mountpoint  {}\n", path_text(&mountpoint));
+            Ok(format!("{head}engine      kernel ({reason})\n{notes}stack       {}\n", spec.to_line()))
+        }
+        Choice::Fuse(reason) => explain_as(plan, &reason),
+    }
+}
+
+/// The same for a mount that FUSE serves, for this reason.
+///
+/// # Errors
+/// As the mount itself would.
+pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     let context = surroundings()?;
     let spec = spec(plan)?;
     let mountpoint = target(&plan.mountpoint)?;
     check_sources(&spec, &mountpoint)?;
-    let head = format!("mountpoint  {}\n", path_text(&mountpoint));
-    match choose(plan, &context)? {
-        Choice::Kernel(mount, reason) => {
-            let notes: String = mount.differences.iter().map(|difference| format!("note        {difference}\n")).collect();
-            Ok(format!("{head}engine      kernel ({reason})\n{notes}stack       {}\n", spec.to_line()))
-        }
-        Choice::Fuse(reason) => {
-            let stack = build(&spec, &context)?;
-            let warnings: String = stack.warnings.iter().map(|warning| format!("note        {warning}\n")).collect();
-            let layers = crate::status::tree(&stack.layer.describe().into(), 1);
-            Ok(format!("{head}engine      fuse ({reason})\n{warnings}stack       {}\nlayers, from the top\n{layers}", spec.to_line()))
-        }
+    cage::serving::check(&spec, &mountpoint, &context)?;
+    let head = format!("mountpoint  {}\nengine      fuse ({reason})\n", path_text(&mountpoint));
+    // To build a cage is to count what is in it.
+    if spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
+        return Ok(format!("{head}stack       {}\n", spec.to_line()));
     }
+    let stack = build(&spec, &context)?;
+    let warnings: String = stack.warnings.iter().map(|warning| format!("note        {warning}\n")).collect();
+    let layers = crate::status::tree(&stack.layer.describe().into(), 1);
+    Ok(format!("{head}{warnings}stack       {}\nlayers, from the top\n{layers}", spec.to_line()))
 }
 
 fn surroundings() -> Result<Context, Failure> {
@@ -334,25 +390,55 @@ pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
     [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(absolute)
 }
 
-fn absolute(path: &mut PathBuf) -> Result<(), Failure> {
+/// Makes a path independent of the directory that we are called in.
+///
+/// # Errors
+/// Where that directory is gone.
+pub fn absolute(path: &mut PathBuf) -> Result<(), Failure> {
     *path = std::path::absolute(&*path).map_err(|error| Failure::io("cannot resolve", path_text(path), &error))?;
     Ok(())
 }
 
 /// The mount point, resolved.
-fn target(mountpoint: &Path) -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// A path that leads nowhere, with what to do.
+pub fn target(mountpoint: &Path) -> Result<PathBuf, Failure> {
     fs::canonicalize(mountpoint).map_err(|error| unusable(mountpoint, &error))
 }
 
+/// Whether mount(8) asks for what is there already: the same source at the same place. It looks for that itself before it calls us, but
+/// takes a mount whose root has a name of its own (docs/decisions/root-of-its-own.md) for another one; `mount -a` would mount it again
+/// each time.
+///
+/// # Errors
+/// A table of mounts that cannot be read.
+pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
+    if !plan.program.starts_with("mount.") {
+        return Ok(false);
+    }
+    clear(&plan.mountpoint, plan)?;
+    // What cannot be used is told when it is to be mounted.
+    let (Ok(mountpoint), Ok(source)) = (target(&plan.mountpoint), spec(plan).and_then(|spec| source_name(&spec, plan))) else {
+        return Ok(false);
+    };
+    let kind = format!("fuse.{}", door::subtype(plan));
+    let topmost = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
+    Ok(topmost.is_some_and(|entry| entry.kind == kind && path_text(&entry.source) == source))
+}
+
 /// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and it would only be in the way.
-fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
+///
+/// # Errors
+/// What the system says to its removal.
+pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
     const NOT_CONNECTED: i32 = 107;
     if !fs::metadata(mountpoint).is_err_and(|error| error.raw_os_error() == Some(NOT_CONNECTED)) {
         return Ok(());
     }
     let place = control::lexical(mountpoint)?;
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
-    let types = ["nacre".to_owned(), "bindfs".to_owned(), subtype(plan)];
+    let types = ["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)];
     let ours = |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
     if !entry.is_some_and(|entry| ours(&entry.kind)) {
         return Ok(());
@@ -404,102 +490,12 @@ fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
             // A source below /proc names another process' view of the tree: resolving it would lead out of there.
             let kept = host.source.as_os_str().as_bytes().starts_with(b"/proc/");
             let resolved = if kept { Ok(host.source.clone()) } else { fs::canonicalize(&host.source) };
-            path_text(&resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?)
+            let resolved = resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
+            format!("{}{}", plan.prefix, path_text(&resolved))
         }
         Some(layer) => layer.name().to_owned(),
         None => "nacre".to_owned(),
     })
-}
-
-/// The type in the mount table, after `fuse.`: `mount.fuse.nacre` and `nacre` are the same there.
-fn subtype(plan: &MountPlan) -> String {
-    let program = plan.program.rsplit('.').next().unwrap_or("nacre");
-    plan.door.subtype.clone().unwrap_or_else(|| program.to_owned())
-}
-
-/// File systems that are themselves stacked on others.
-const STACKED: &[u64] = &[OVERLAY, FUSE];
-
-/// File systems that may report a failed write as late as at close(2): NFS, SMB1, SMB2, CIFS, 9P, Ceph, AFS, and what FUSE may hide.
-const REPORTING_AT_CLOSE: &[u64] = &[0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x0102_1997, 0x00c3_6400, 0x6b41_4653, FUSE];
-
-// Magic numbers of statfs(2).
-const OVERLAY: u64 = 0x794c_7630;
-const FUSE: u64 = 0x6573_5546;
-
-/// Whether a source lies on one of these kinds of file system.
-fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
-    let sources = spec.layers.iter().filter_map(|layer| match layer {
-        LayerSpec::Host(host) => Some(&host.source),
-        _ => None,
-    });
-    // A source that cannot be asked fails with its own message when it is opened.
-    sources
-        .filter_map(|source| rustix::fs::statfs(source).ok())
-        .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
-}
-
-/// Whether the storage itself judges every access: of an ordinary user who mounts for himself alone, whose rights this process has, a
-/// directory as it is. The kernel would check the same once more by what it sees, at the price of requests (for ACLs, at each step).
-fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
-    let as_it_is = |layer: &LayerSpec| match layer {
-        LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
-        LayerSpec::Throttle(_) | LayerSpec::Trace(_) => true,
-        LayerSpec::Remap(remap) => **remap == RemapSpec::default(),
-        LayerSpec::Mem(_) | LayerSpec::Readonly(_) => false,
-    };
-    !door.allow_other && !door.immutable && spec.layers.iter().all(as_it_is) && is_ordinary()
-}
-
-/// Whether this process may do what its user may, and nothing else.
-fn is_ordinary() -> bool {
-    use rustix::{process, thread};
-    let own_ids = process::geteuid() == process::getuid() && process::getegid() == process::getgid();
-    let powerless = thread::capabilities(None).is_ok_and(|sets| sets.effective.is_empty());
-    own_ids && powerless && !process::geteuid().is_root()
-}
-
-fn fuse_options(plan: &MountPlan, spec: &StackSpec, mountpoint: &Path, source: &str) -> FuseOptions {
-    let door = &plan.door;
-    FuseOptions {
-        fsname: source.to_owned(),
-        subtype: subtype(plan),
-        read_only: door.read_only,
-        allow_other: door.allow_other,
-        default_permissions: !is_judged_below(door, spec),
-        nosuid: !door.suid,
-        nodev: !door.dev,
-        noexec: !door.exec,
-        noatime: door.atime == Some(Atime::No),
-        nosymfollow: !door.symfollow,
-        sync: door.sync,
-        dirsync: door.dirsync,
-        extra: door.kernel_words.clone(),
-        transport: match door.transport {
-            Transport::Auto => TransportChoice::Auto,
-            Transport::Uring => TransportChoice::Uring,
-            Transport::Device => TransportChoice::Device,
-        },
-        passthrough: if door.passthrough { PassthroughChoice::Auto } else { PassthroughChoice::Off },
-        stacked: lies_on(spec, STACKED),
-        reports_at_close: lies_on(spec, REPORTING_AT_CLOSE),
-        immutable: door.immutable,
-        lock_forwarding: door.lock_forwarding,
-        direct_io: door.direct_io,
-        xattr: if door.xattr { XattrChoice::Full } else { XattrChoice::Off },
-        acl: if door.acl { AclChoice::Auto } else { AclChoice::Off },
-        entry_timeout: door.entry_timeout,
-        attr_timeout: door.attr_timeout,
-        negative_timeout: door.negative_timeout,
-        notify_watchers: door.notify_watchers,
-        worker_setup: Some(Arc::new(|| {
-            // Threads without it are served correctly, only slower.
-            if let Err(error) = nacre_layers::host::prepare_worker() {
-                tracing::debug!(%error, "a thread keeps switching ids");
-            }
-        })),
-        ..FuseOptions::new(mountpoint)
-    }
 }
 
 /// Flags that a mount can be given only afterwards.

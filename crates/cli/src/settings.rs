@@ -4,15 +4,17 @@
 //! [`crate::options`] without a meaning here.
 
 use crate::{
+    cage::{engine::FileSystem, settings::CageSettings},
     failure::Failure,
-    options::{Opt, TABLE},
+    options::{self, Opt, TABLE},
     words::{self, Given},
 };
 use nacre_layers::{
     remap::perms::Perms,
+    size::{LimitRule, Share, Size},
     spec::{
         ChangePolicy, CreateAs, HostCoherence, HostSpec, LayerSpec, RemapSpec, SymlinkDeletion, Symlinks, ThrottleSpec, TraceLevel,
-        TraceSpec, XattrPolicy,
+        TraceSpec, WhenFull, Writes, XattrPolicy,
     },
     throttle::rate::Rate,
 };
@@ -26,8 +28,25 @@ pub enum Engine {
     Fuse,
     /// The kernel alone: an idmapped, perhaps read-only bind mount.
     Kernel,
+    /// A cage: an image with a file system of its own.
+    Loop,
+    /// A cage: quotas of the file system that the directory lies on.
+    Quota,
     /// The kernel where it can do all that was asked for, else FUSE.
     Auto,
+}
+
+impl Engine {
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Engine::Fuse => "fuse",
+            Engine::Kernel => "kernel",
+            Engine::Loop => "loop",
+            Engine::Quota => "quota",
+            Engine::Auto => "auto",
+        }
+    }
 }
 
 /// How the kernel and the daemon talk.
@@ -162,6 +181,8 @@ pub struct Settings {
     pub remap: RemapSpec,
     /// Rates.
     pub throttle: ThrottleSpec,
+    /// Limits.
+    pub cage: CageSettings,
     /// The mount itself.
     pub door: Door,
     /// What serves it.
@@ -188,6 +209,8 @@ pub struct Settings {
     pub flags: Vec<&'static str>,
     /// The first option given that belongs to a layer, as it is written: `nacre mount` has no use for it.
     pub layer_option: Option<&'static str>,
+    /// The first option given that only a cage has.
+    pub cage_option: Option<&'static str>,
     /// Things worth a line on standard error.
     pub warnings: Vec<String>,
     deprecated_user: Option<String>,
@@ -214,6 +237,9 @@ impl Settings {
     fn apply(&mut self, option: Opt, value: &OsStr) -> Result<(), Failure> {
         if is_layer(option) && self.layer_option.is_none() {
             self.layer_option = Some(name(option));
+        }
+        if options::is_of_cages(option) && self.cage_option.is_none() {
+            self.cage_option = Some(name(option));
         }
         match option {
             Opt::ForceUser => self.remap.force_user = Some(owner(option, value)?),
@@ -293,13 +319,28 @@ impl Settings {
             }
             Opt::NotifyWatchers => self.door.notify_watchers = true,
             Opt::Engine => {
-                self.engine = choice(option, value, &[("fuse", Engine::Fuse), ("kernel", Engine::Kernel), ("auto", Engine::Auto)])?;
+                self.engine = engine(value)?;
             }
             Opt::Passthrough => self.door.passthrough = choice(option, value, &[("auto", true), ("off", false)])?,
             Opt::Transport => {
                 let known = [("auto", Transport::Auto), ("uring", Transport::Uring), ("device", Transport::Device)];
                 self.door.transport = choice(option, value, &known)?;
             }
+            Opt::Size => self.cage.size = Some(limit(option, value)?),
+            Opt::Inodes => self.cage.inodes = Some(inodes(option, value)?),
+            Opt::WhenFull => {
+                self.cage.when_full = word(option, value, WhenFull::from_word, WhenFull::WORDS)?;
+            }
+            Opt::Rotated => self.cage.rotated.push(glob(option, value)?),
+            Opt::Keep => self.cage.keep.push(glob(option, value)?),
+            Opt::Soft => self.cage.soft = Some(checked::<Share>(option, value)?),
+            Opt::OnSoft => self.cage.on_soft = Some(command(option, value)?),
+            Opt::Limit => self.cage.limits.push(checked::<LimitRule>(option, value)?),
+            Opt::Writes => self.cage.writes = word(option, value, Writes::from_word, Writes::WORDS)?,
+            Opt::State => self.cage.state = Some(file(option, value)?),
+            Opt::FsType => self.cage.fstype = Some(word(option, value, FileSystem::of, &["ext4", "xfs", "btrfs"])?),
+            Opt::Image => self.cage.image = Some(file(option, value)?),
+            Opt::Sparse => self.cage.sparse = true,
             Opt::NoAllowOther => self.door.allow_other = false,
             Opt::ReadOnly | Opt::Ro => self.flag("ro", |door| door.read_only = true),
             Opt::Words => return self.apply_words(value),
@@ -510,6 +551,34 @@ fn seconds(option: Opt, value: &OsStr) -> Result<Duration, Failure> {
 /// One of the words that a layer's setting takes.
 fn word<T>(option: Opt, value: &OsStr, meaning: fn(&str) -> Option<T>, words: &[&str]) -> Result<T, Failure> {
     value.to_str().and_then(meaning).ok_or_else(|| wrong(option, value, &format!("one of {}", words.join(", "))))
+}
+
+/// One table of engines for all: which of them a command takes, it says itself.
+fn engine(value: &OsStr) -> Result<Engine, Failure> {
+    const ALL: [Engine; 5] = [Engine::Fuse, Engine::Kernel, Engine::Loop, Engine::Quota, Engine::Auto];
+    let known = ALL.into_iter().find(|engine| value == engine.word());
+    known.ok_or_else(|| wrong(Opt::Engine, value, "one of fuse, kernel, auto (a cage: fuse, loop, quota, auto)"))
+}
+
+fn limit(option: Opt, value: &OsStr) -> Result<Size, Failure> {
+    let text = words::text(name(option), value)?;
+    let size = text.parse::<Size>().and_then(|size| size.limit().map(|_| size));
+    size.map_err(|error| Failure::usage(format!("{}: {error}", name(option))))
+}
+
+fn inodes(option: Opt, value: &OsStr) -> Result<u64, Failure> {
+    match number(option, value)? {
+        0 => Err(wrong(option, value, "a number of files, directories and links: 1 or more")),
+        inodes => Ok(inodes),
+    }
+}
+
+fn glob(option: Opt, value: &OsStr) -> Result<String, Failure> {
+    if value.is_empty() { Err(wrong(option, value, "a pattern of names, such as '*.gz'")) } else { words::text(name(option), value) }
+}
+
+fn command(option: Opt, value: &OsStr) -> Result<String, Failure> {
+    if value.is_empty() { Err(wrong(option, value, "a command for the shell")) } else { words::text(name(option), value) }
 }
 
 fn choice<T: Copy>(option: Opt, value: &OsStr, known: &[(&str, T)]) -> Result<T, Failure> {

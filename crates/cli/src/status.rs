@@ -109,12 +109,13 @@ fn sanitised(mut report: Report) -> Report {
             *text = printable(text.as_bytes());
         }
     };
-    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, .. } = &mut report;
+    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, cages, .. } = &mut report;
     for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
         clean(text);
     }
     passthrough.why_not.iter_mut().for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
+    cages.iter_mut().for_each(crate::cage::find::sanitise);
     report
 }
 

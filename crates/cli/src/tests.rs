@@ -1,5 +1,6 @@
 //! The command line as a pure function: every option in every spelling, and both grammars.
 
+mod cage;
 mod commands;
 mod kernel_engine;
 mod options;
@@ -35,6 +36,7 @@ fn line(plan: &MountPlan) -> String {
 /// Settings without the traces of how they were written.
 fn bare(mut settings: Settings) -> Settings {
     settings.layer_option = None;
+    settings.cage_option = None;
     settings.flags.clear();
     settings
 }

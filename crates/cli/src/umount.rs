@@ -1,6 +1,7 @@
 //! `nacre umount`: asks the process that serves a mount to end it, and takes mounts away that nobody serves any more.
 
 use crate::{
+    cage,
     control::{self, Peer, Request},
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
@@ -26,6 +27,10 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     // The topmost of several mounts at one place is the one in the table last; of those that answer, the youngest comes first.
     if let Some(place) = peers.iter().position(|peer| peer.report.mountpoint == text) {
         return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
+    }
+    if let Some(record) = cage::find::record(mountpoint)?.filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
+    {
+        return cage::run::engine_of(&record)?.detach(&record, lazy);
     }
     let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let Some(entry) = mounted else {

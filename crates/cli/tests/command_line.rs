@@ -10,7 +10,14 @@ use std::{
 };
 
 fn run(argv0: &str, directory: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_nacre")).arg0(argv0).args(arguments).current_dir(directory).output().unwrap()
+    let state = directory.join("m/state");
+    Command::new(env!("CARGO_BIN_EXE_nacre"))
+        .arg0(argv0)
+        .args(arguments)
+        .current_dir(directory)
+        .env("NACRE_STATE_DIR", state)
+        .output()
+        .unwrap()
 }
 
 fn outcome(output: &Output) -> (i32, String, String) {
@@ -66,6 +73,25 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("nacre", &["mount", "readonly", "m"], 2, "cannot be the lowest layer"),
         ("nacre", &["mount", "host:missing", "m"], 3, "cannot use the source"),
         ("nacre", &["mount", "mem", "missing"], 3, "make it first"),
+        ("nacre", &["cage", "s"], 2, "--size is needed"),
+        ("nacre", &["cage", "--size", "10X", "s"], 2, "size: \"10X\" is no size"),
+        ("nacre", &["cage", "--size", "4095", "s"], 2, "less than one block"),
+        ("nacre", &["cage", "--size", "1G", "missing"], 3, "cannot use the directory missing"),
+        ("nacre", &["cage", "--size", "1G", "file"], 1, "file is not a directory"),
+        ("nacre", &["cage", "--size", "1G", "s", "missing"], 3, "make it first"),
+        ("nacre", &["cage", "--size", "1G", "s", "file"], 1, "is not a directory, the source is"),
+        ("nacre", &["cage", "--size", "1G", ".", "m"], 1, "the cage would contain itself"),
+        ("nacre", &["cage", "--size", "1G", "s", "."], 1, "the mount would cover it"),
+        ("nacre", &["cage", "--size", "1G", "--state", "s/state", "s"], 1, "the accounting cannot be kept in the cage itself"),
+        ("nacre", &["cage", "--size", "1G", "--limit", "user:no-such-user-here=1G", "s"], 1, "no-such-user-here"),
+        ("nacre", &["cage", "--size", "1G", "--engine", "kernel", "s"], 2, "not one of fuse, loop, quota, auto"),
+        ("nacre", &["cage", "resize", "s", "2G"], 3, "s is no cage"),
+        ("nacre", &["cage", "status", "s"], 3, "s is no cage"),
+        ("nacre", &["cage", "status", "-o", "bogus"], 2, "there is no column"),
+        ("nacre", &["cage", "remove", "s"], 3, "s is no cage"),
+        ("nacre", &["mirror", "-o", "size=1G", "s", "m"], 2, "option size is for cages"),
+        ("nacre", &["mount", "host:. | cage:size=1G", "m"], 1, "the cage would contain itself"),
+        ("nacre", &["mount", "host:s | cage:size=10X", "m"], 1, "10X"),
         ("nacre", &["umount", "m"], 3, "nothing is mounted at"),
         ("nacre", &["status", "m"], 3, "no mount of nacre answers at"),
         ("nacre", &["status", "-o", "bogus"], 2, "there is no column"),
@@ -79,6 +105,8 @@ fn a_wrong_command_line_says_why_and_mounts_nothing() {
         ("bindfs", &["-p", "8", "s", "m"], 1, "8"),
         ("bindfs", &["missing", "m"], 1, "cannot use the source"),
         ("/sbin/mount.fuse.nacre", &["s", "m", "-o", "bogus"], 1, "mount.fuse.nacre: unknown option -o bogus"),
+        ("/sbin/mount.fuse.nacre", &["cage:s", "s"], 1, "--size is needed"),
+        ("/sbin/mount.fuse.nacre", &["cage:missing", "m", "-o", "size=1G"], 32, "cannot use the directory"),
         ("/sbin/mount.fuse.nacre", &["missing", "m", "-o", "ro"], 32, "cannot use the source"),
         ("/sbin/mount.fuse.nacre", &["s", "m", "-o", "remount,ro"], 32, "nothing is mounted at"),
     ] {
@@ -103,6 +131,9 @@ fn help_and_versions_succeed() {
         ("bindfs", &["-V"], "bindfs (nacre) 0."),
         ("bindfs", &["--fuse-version"], "FUSE kernel interface 7."),
         ("nacre", &["status", "--help"], "--json"),
+        ("nacre", &["cage", "--help"], "--when-full"),
+        ("nacre", &["cage", "resize", "--help"], "nothing can grow"),
+        ("nacre", &["cage", "status", "--help"], "--json"),
         ("/sbin/mount.fuse.nacre", &["s", "m", "-f", "-o", "ro"], ""),
     ] {
         let (code, out, error) = outcome(&run(argv0, scratch.path(), arguments));
@@ -131,7 +162,7 @@ fn documents_are_generated_from_the_table() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, out, _) = outcome(&run("nacre", scratch.path(), &["completions", shell]));
         assert_eq!(code, 0);
-        for word in ["mirror", "force-user", "truncate-deny", "umount"] {
+        for word in ["mirror", "force-user", "truncate-deny", "umount", "when-full", "resize"] {
             assert!(out.contains(word), "{word} in {shell}");
         }
     }

@@ -120,6 +120,7 @@ fn run_page(path: &Path) -> Vec<String> {
                 .current_dir(&work)
                 .env("PATH", &search)
                 .env("LC_ALL", "C")
+                .env("NACRE_STATE_DIR", place.path().join("state"))
                 .env("NO_COLOR", "1")
                 .env("COLUMNS", "200"),
         );

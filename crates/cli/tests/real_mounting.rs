@@ -291,7 +291,25 @@ fn mount_8_mounts_it_from_a_table() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(fs::metadata(fixture.at("file")).unwrap().gid(), 1234);
     assert_eq!(errno(fs::write(fixture.at("more"), "x")), 30);
+    // Nothing is mounted twice by `mount -a`.
+    fs::write(&table, fs::read_to_string(&table).unwrap().replace("noauto,", "")).unwrap();
+    assert!(run("mount", ["-a", "-T", table.to_str().unwrap()]).status.success());
+    assert_eq!(mounting::mounts_below(&fixture.mountpoint).len(), 1);
     assert!(run("umount", [mountpoint]).status.success());
+    // A cage over the directory itself: `mount -a` makes it once, however often it is called.
+    let line = format!("cage:{source} {source} fuse.nacre size=1M,inodes=10,state={},nofail 0 0\n", fixture.state().display());
+    fs::write(&table, line).unwrap();
+    for _ in 0..2 {
+        let output = run("mount", ["-a", "-T", table.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let figures = rustix::fs::statvfs(&fixture.source).unwrap();
+        assert_eq!((figures.f_blocks * figures.f_frsize, figures.f_files), (1 << 20, 10));
+    }
+    assert_eq!(mount_entry(&fixture.source).unwrap().1, format!("cage:{source}"));
+    assert_eq!(mounting::mounts_below(&fixture.source).len(), 1);
+    assert!(run("mount", ["-o", "remount,ro", source]).status.success());
+    assert_eq!(errno(fs::write(fixture.below("more"), "x")), 30);
+    assert!(run("umount", [source]).status.success());
 }
 
 #[test]

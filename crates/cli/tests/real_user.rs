@@ -5,6 +5,7 @@
 
 mod mounting;
 
+use mounting::cages::Cage;
 use mounting::status::Status;
 use mounting::{Fixture, can_mount, errno, eventually, is_mounted, is_root, nacre, run, skip, text};
 use std::ffi::OsStr;
@@ -215,4 +216,39 @@ fn the_source_judges_what_its_user_may_do() {
     let output = run(nacre(), words);
     assert!(!output.status.success() && text(&output.stderr).contains("made without rules"), "{}", text(&output.stderr));
     fixture.unmount();
+}
+
+#[test]
+fn a_cage_holds_for_its_user() {
+    if !as_user("a_cage_holds_for_its_user") {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    fs::write(fixture.below("before"), [7; 100_000]).unwrap();
+    let place = fixture.source.clone();
+    fixture.start(&["cage", "--no-allow-other", "--size=1M", "--inodes=20"], place.as_ref(), &place);
+    let cage = || Cage::of(&fixture, &place);
+    eventually("what was there is counted", || cage().number("used") == 102_400);
+    assert_eq!(cage().text("mode"), "through", "the kernel bounds what it collects only for root");
+    let mut log = fs::OpenOptions::new().append(true).create(true).open(fixture.below("log")).unwrap();
+    let mut accepted = 0;
+    let error = loop {
+        match std::io::Write::write(&mut log, &[b'x'; 3000]) {
+            Ok(written) => accepted += written,
+            Err(error) => break error.raw_os_error(),
+        }
+    };
+    assert_eq!((accepted, error), ((1 << 20) - 102_400, Some(28)));
+    let resize = |size: &str| fixture.nacre([OsStr::new("cage"), OsStr::new("resize"), place.as_os_str(), OsStr::new(size)]);
+    assert!(resize("2M").status.success());
+    std::io::Write::write_all(&mut log, b"more").unwrap();
+    assert_eq!(resize("10X").status.code(), Some(2));
+    drop(log);
+    // The books are the user's own, and are taken up again.
+    fixture.signal(rustix::process::Signal::TERM);
+    assert_eq!(fixture.ended(), Some(0));
+    assert_eq!(fs::metadata(fixture.below("log")).unwrap().len(), accepted as u64 + 4);
+    fixture.start(&["cage", "--no-allow-other", "--size=2M"], place.as_ref(), &place);
+    assert_eq!(Cage::of(&fixture, &place).number("used"), (1 << 20) + 4096);
+    assert!(fixture.state().join("cage").is_dir());
 }

@@ -7,6 +7,8 @@
 //! * a request that our own threads make on our own mount is refused at once: a source that contains its own mount point must not hang.
 
 use crate::{
+    collecting::Collecting,
+    errands::Role,
     failure::{Failure, Outcome},
     inodes::Inodes,
     invalidate,
@@ -14,6 +16,7 @@ use crate::{
     open_files::OpenFiles,
     options::FuseOptions,
     passthrough::Passthrough,
+    resync::Resync,
     shadow::Shadow,
     wire,
 };
@@ -44,6 +47,10 @@ pub(crate) struct Door {
     pub files: OpenFiles,
     /// Backing ids.
     pub passthrough: Passthrough,
+    /// Writes that the kernel collects.
+    pub collecting: Arc<Collecting>,
+    /// The thread that tells the kernel of sizes and times.
+    pub resync: Resync,
     /// The thread that raises events inside the mount.
     pub shadow: Shadow,
     /// Files opened by node where the kernel opens without us.
@@ -87,6 +94,8 @@ impl Door {
             inodes: Arc::new(Inodes::new(root.node, &root.attr)),
             files: OpenFiles::default(),
             passthrough,
+            collecting: Arc::new(Collecting::new(&options.mountpoint)),
+            resync: Resync::default(),
             shadow: Shadow::default(),
             implicit: crate::implicit_opens::ImplicitOpens::default(),
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
@@ -159,7 +168,12 @@ impl Door {
 
     /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes through, which leaves them in its own
     /// copy; running the file must not meet them there, so they are asked for each time.
-    pub fn attr_time(&self, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+    ///
+    /// Where writes are collected, also not those of a file whose writes are to be announced, and while the kernel may have other times.
+    pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        if attr.kind == Kind::File && self.collecting.on() && (self.collecting.announces(nodeid) || self.times_move(nodeid)) {
+            return Duration::ZERO;
+        }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
             return Duration::ZERO;
         }
@@ -172,7 +186,16 @@ impl Door {
         if let Some(known) = registered.known {
             self.layer.adopt(&known, &entry.node);
         }
-        wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(&entry.node, &entry.attr))
+        wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(registered.nodeid, &entry.node, &entry.attr))
+    }
+
+    /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
+    pub fn made(&self, entry: &Entry, parent_ino: u64, names: Duration) -> abi::EntryOut {
+        let mut out = self.found(entry, parent_ino, names);
+        if entry.attr.kind == Kind::File && self.collecting.on() {
+            (out.attr_valid, out.attr_valid_nsec) = (0, 0);
+        }
+        out
     }
 
     /// Takes look-ups back.
@@ -194,6 +217,13 @@ impl Door {
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
         if header.pid != 0 && self.shadow.is_shadow(header.pid) {
             return self.shadow_request(request, reply);
+        }
+        if header.pid != 0 && self.collecting.on() {
+            match self.collecting.errands.role(header.pid) {
+                Some(Role::Times) if matches!(request.op, Op::Setattr(_)) => return self.resync_setattr(header, reply),
+                Some(Role::PassOn) if self.collecting.answer_own(request, reply)? => return Ok(()),
+                _ => {}
+            }
         }
         if !releases && header.pid != 0 && self.session.read().as_ref().is_some_and(|session| session.is_own_thread(header.pid)) {
             return Err(Errno::EDEADLK.into());
@@ -265,7 +295,12 @@ pub(crate) fn name(bytes: &[u8]) -> Outcome<Name<'_>> {
 
 impl Handler for Door {
     fn init(&self, offer: &Offer) -> Settings {
-        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer);
+        let (settings, agreement) = negotiate::answer(offer, &self.options, &*self.layer, self.collecting.on());
+        if agreement.collects {
+            self.passthrough.refuse("writes are collected by the kernel, which excludes it");
+        } else if self.collecting.on() {
+            self.collecting.drop_it();
+        }
         if !agreement.passthrough {
             self.passthrough.refuse("not offered by this kernel");
         }
@@ -296,6 +331,7 @@ impl Handler for Door {
         // The session holds the door; this ends the circle.
         *self.session.write() = None;
         *self.notifier.write() = None;
+        self.collecting.end();
         self.files.clear();
         self.implicit.clear();
         self.inodes.clear();

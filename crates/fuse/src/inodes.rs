@@ -10,7 +10,7 @@
 //! Frugal by design: 80 bytes a file with its share of the hash table (`tests::a_million_files_stay_small`). Chunks of slots are
 //! given back as soon as they are empty.
 
-use crate::open_files::OpenState;
+use crate::{collecting::habit::Habit, open_files::OpenState};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use nacre_vfs::{Attr, FileId, Kind, Node};
 use parking_lot::{Mutex, MutexGuard};
@@ -38,6 +38,7 @@ struct Slot {
     extra: u64,
     reuse: u32,
     kind: Kind,
+    habit: Habit,
 }
 
 /// A run of slots that is allocated and given back as a whole.
@@ -101,6 +102,11 @@ impl Record<'_> {
         if self.slot.open.as_ref().is_some_and(|open| open.is_idle()) {
             self.slot.open = None;
         }
+    }
+
+    /// How the file is used, where writes to it may be collected.
+    pub fn habit(&mut self) -> &mut Habit {
+        &mut self.slot.habit
     }
 
     /// Replaces the digest of content (files) or the inode number of the parent (directories) and answers the old one.
@@ -335,7 +341,7 @@ impl Shard {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind };
+        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, habit: Habit::default() };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
         if number as usize >= self.chunks.len() {
             self.chunks.push(None);

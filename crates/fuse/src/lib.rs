@@ -7,12 +7,15 @@
 //! ```text
 //!  fusewire -- door.rs -- ops/*.rs -- Layer
 //!                 |          |
-//!                 |   inodes.rs, open_files.rs, passthrough.rs      tables
-//!              invalidate.rs <-- Invalidation -- Layer              own thread, the only one that notifies
+//!                 |   inodes.rs, open_files.rs, passthrough.rs, collecting.rs      tables
+//!              invalidate.rs <-- Invalidation -- Layer              own thread; it alone notifies of names and pages
+//!              resync.rs                                            own thread, tells the kernel of sizes and times where it collects writes
 //! ```
 #![forbid(unsafe_code)]
 
+mod collecting;
 mod door;
+mod errands;
 mod failure;
 mod implicit_opens;
 mod inodes;
@@ -22,11 +25,13 @@ mod negotiate;
 mod open_files;
 mod ops;
 mod options;
+mod own_mount;
 mod passthrough;
+mod resync;
 mod shadow;
 mod status;
 mod wire;
 
 pub use mount::{Mount, MountError, usable};
 pub use options::{AclChoice, FuseOptions, PassthroughChoice, TransportChoice, WorkerSetup, XattrChoice};
-pub use status::{OperationCounts, PassthroughCounts, Status, Transport};
+pub use status::{CollectingCounts, OperationCounts, PassthroughCounts, Status, Transport};

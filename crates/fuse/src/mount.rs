@@ -7,7 +7,9 @@ use crate::{
     door::Door,
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
     options::{AclChoice, FuseOptions, TransportChoice, XattrChoice},
+    own_mount,
     passthrough::BackingFiles,
+    resync,
     shadow::{self, Event},
     status::{self, Status},
 };
@@ -15,7 +17,6 @@ use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::mounts::MountAttributes;
 use nacre_vfs::{Errno, Invalidation, Layer};
 use rustix::{
-    fs::{AtFlags, StatxFlags},
     mount::MountFlags,
     process::{Resource, getrlimit},
 };
@@ -95,9 +96,11 @@ impl Mount {
         door.inodes.promote_root(hidden.is_some());
         let place = hidden.as_ref().map_or(&*door.options.mountpoint, |hidden| &hidden.path);
         let device = fusewire::mount(place, &mount_options(&door.options)).map_err(MountError::Mount)?;
+        door.collecting.decide(place, &door.options, &*door.layer);
         let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
         connect(&door, &session);
+        door.collecting.start(place, session.notifier());
         if let Some(hidden) = &hidden {
             show(&door, &mut session, hidden).map_err(MountError::Mount)?;
         }
@@ -113,6 +116,16 @@ impl Mount {
         };
         let mut mount = Mount { session, door, counts, stop, threads: Vec::new() };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
+        if mount.door.collecting.on() {
+            let setter = mount.door.resync.setter.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
+            let dropper = mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
+            let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
+            mount.thread("nacre-resync", move || {
+                resync::run(&jobs, &door);
+                drop(setter.join());
+                drop(dropper.join());
+            })?;
+        }
         if mount.door.options.notify_watchers {
             mount.start_shadow()?;
         }
@@ -171,10 +184,8 @@ impl Mount {
         self.session.abort();
     }
 
-    /// The mount's device number, without a request: a daemon that is killed while it waits for itself could not end.
     fn device(&self) -> io::Result<u64> {
-        let stat = rustix::fs::statx(rustix::fs::CWD, &self.door.options.mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
-        Ok(rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor))
+        own_mount::device(&self.door.options.mountpoint)
     }
 
     /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise it.
@@ -201,6 +212,8 @@ impl Drop for Mount {
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());
         self.door.shadow.close();
+        self.door.resync.close();
+        self.door.collecting.dropper.close();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");
@@ -350,7 +363,17 @@ impl CacheControl for KernelCaches {
     }
 
     fn inode(&self, nodeid: u64, pages: bool) {
-        self.sent("inode", self.notifier.inval_inode(nodeid, if pages { 0 } else { -1 }, 0));
+        let collecting = self.door.collecting.on() && !self.door.inodes.is_directory(nodeid);
+        // For pages that are being written back the notification would wait, with the device open: a daemon that is killed then would hang.
+        self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !collecting { 0 } else { -1 }, 0));
+        if collecting {
+            // Pages that hold collected writes go with the last close.
+            if !self.door.collecting.miss(nodeid) && pages {
+                self.door.collecting.dropper.soon(self.door.collecting.place(), nodeid);
+            }
+            // It believes no answer about the size of a regular file.
+            self.door.resync.soon(nodeid);
+        }
     }
 
     fn entry(&self, parent: u64, name: &[u8]) {

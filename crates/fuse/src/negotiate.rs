@@ -81,6 +81,8 @@ pub(crate) struct Agreement {
     pub opens_files_itself: bool,
     /// The kernel offered passthrough.
     pub passthrough: bool,
+    /// The kernel may collect writes.
+    pub collects: bool,
 }
 
 /// The flags that are always wanted; those not offered are dropped by the session.
@@ -102,8 +104,13 @@ const ALWAYS: u64 = init::ASYNC_READ
 /// buffers cost what is touched of them.
 const MAX_IO: u32 = 1 << 20;
 
+/// Requests in the background at once (write-back, read-ahead, AIO) where writes are collected: more than a layer lets wait for what is held
+/// back to arrive, which comes in such requests itself.
+const BACKGROUND: u16 = 4096;
+
 /// Answers the kernel's offer.
-pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) -> (Settings, Agreement) {
+/// `collect`: writes are to be collected.
+pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, collect: bool) -> (Settings, Agreement) {
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
     let acls = options.acl == AclChoice::Auto
@@ -112,7 +119,9 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
         && layer.has_acls()
         && offer.has(init::POSIX_ACL | init::DONT_MASK);
     let masks = acls || !options.default_permissions && layer.has_acls() && offer.has(init::DONT_MASK);
-    let passthrough = wants_passthrough(options) && offer.has(init::PASSTHROUGH);
+    let collects = collect && offer.has(init::WRITEBACK_CACHE);
+    // The kernel has either of them.
+    let passthrough = wants_passthrough(options) && !collects && offer.has(init::PASSTHROUGH);
     let agreement = Agreement {
         acls,
         masks,
@@ -120,6 +129,7 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
         opens_directories_itself: options.default_permissions && (options.immutable || !shared) && offer.has(init::NO_OPENDIR_SUPPORT),
         opens_files_itself: options.default_permissions && options.immutable && offer.has(init::NO_OPEN_SUPPORT),
         passthrough,
+        collects,
     };
     let mut flags = ALWAYS;
     let mut when = |condition: bool, flag: u64| flags |= if condition { flag } else { 0 };
@@ -136,12 +146,16 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer) ->
     when(options.default_permissions && root != Coherence::PerCaller && !layer.judges_callers(), init::ALLOW_IDMAP);
     when(options.lock_forwarding, init::POSIX_LOCKS | init::FLOCK_LOCKS);
     when(passthrough, init::PASSTHROUGH);
-    // Our own thread reaches directories of the mount by handle.
-    when(!options.notify_watchers, init::NO_EXPORT_SUPPORT);
+    when(collects, init::WRITEBACK_CACHE);
+    // Our own threads reach files of the mount by handle.
+    when(!options.notify_watchers && !collects, init::NO_EXPORT_SUPPORT);
     let settings = Settings {
         flags: flags & offer.flags,
         max_io: MAX_IO,
         max_readahead: MAX_IO,
+        // 0 is the kernel's default, 12.
+        max_background: if collects { BACKGROUND } else { 0 },
+        congestion_threshold: if collects { BACKGROUND / 4 * 3 } else { 0 },
         // The depth of what is below has to be smaller (FILESYSTEM_MAX_STACK_DEPTH is 2).
         max_stack_depth: if passthrough { 1 + u32::from(options.stacked) } else { 0 },
         ..Settings::default()
@@ -187,6 +201,24 @@ mod tests {
         assert_eq!(times.names(Coherence::Watched), WITHOUT_EPOCH);
         assert_eq!(times.names(Coherence::Exclusive), WITHOUT_EPOCH);
         assert_eq!(times.attributes(Coherence::Watched), LONG);
+    }
+
+    #[test]
+    fn collecting_excludes_passthrough_and_needs_handles() {
+        let layer = nacre_layers::mem::Mem::new();
+        let offer = |flags| Offer { minor: 45, flags, max_readahead: MAX_IO };
+        let all = offer(u64::MAX);
+        let options = FuseOptions::new("/");
+        let (settings, agreement) = answer(&all, &options, &layer, true);
+        assert!(agreement.collects && !agreement.passthrough);
+        assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH | init::NO_EXPORT_SUPPORT), init::WRITEBACK_CACHE);
+        let kept = init::DIRECT_IO_ALLOW_MMAP | init::HANDLE_KILLPRIV_V2;
+        assert_eq!(settings.flags & kept, kept);
+        for (offer, collect) in [(all, false), (offer(!init::WRITEBACK_CACHE), true)] {
+            let (settings, agreement) = answer(&offer, &options, &layer, collect);
+            assert!(!agreement.collects && agreement.passthrough);
+            assert_eq!(settings.flags & (init::WRITEBACK_CACHE | init::PASSTHROUGH), init::PASSTHROUGH);
+        }
     }
 
     #[test]

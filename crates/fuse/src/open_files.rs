@@ -4,7 +4,7 @@
 //! what the kernel sends where OPEN is not implemented); closing is dropping the last reference to the [`OpenHandle`], which happens
 //! outside of the table's locks.
 
-use crate::passthrough::InodeIo;
+use crate::{collecting::habit::Use, passthrough::InodeIo, resync::Times};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
 use std::sync::{
@@ -24,6 +24,12 @@ pub(crate) struct OpenHandle {
     pub uid: u32,
     /// The door's count of privileges given when they were last taken from this file: 0 means never.
     pub stripped: AtomicU64,
+    /// Writes through it may be collected by the kernel: it is in the table of [`crate::collecting`].
+    pub collected: bool,
+    /// How it is used, where the layer offers to have writes to it collected.
+    pub last_use: Option<Use>,
+    /// Writes through it are passed on one by one while the kernel keeps times itself.
+    pub times: Option<Arc<Times>>,
     /// Where the kernel writes itself: what the file's size and times were at open ([`crate::passthrough::signature`]).
     pub before: Option<u64>,
 }
@@ -34,6 +40,8 @@ pub(crate) struct OpenState {
     files: Vec<(u64, OpenFlags, Opened)>,
     /// How the kernel does I/O on this inode.
     pub io: InodeIo,
+    /// What the kernel believes of its times, where it does not notice writes.
+    pub times: Option<Arc<Times>>,
 }
 
 impl OpenState {
@@ -60,7 +68,7 @@ impl OpenState {
 
     /// Nothing is open and nothing is kept.
     pub fn is_idle(&self) -> bool {
-        self.files.is_empty() && self.io.is_idle()
+        self.files.is_empty() && self.io.is_idle() && self.times.is_none()
     }
 }
 

@@ -10,10 +10,10 @@
 use crate::{
     door::{Door, caller},
     failure::Outcome,
+    own_mount::{self, number},
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
-use nacre_sys::handles::{self, Handle};
 use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Name, Time};
 use parking_lot::Mutex;
 use rustix::{
@@ -37,8 +37,6 @@ use std::{
 const QUEUE: usize = 4096;
 /// A node id that stands for files that are gone, for the moment of their deletion; the inode table gives out greater ones.
 const PHANTOM: u64 = 2;
-/// How the kernel encodes a FUSE inode in a handle: `FILEID_INO64_GEN`, two words of node id and one of generation.
-const HANDLE_KIND: i32 = 0x81;
 
 /// Something that changed behind the mount.
 #[derive(Debug)]
@@ -110,6 +108,8 @@ impl Door {
             }
             (Some(Act::Vanish), Op::Lookup { .. }) => Ok(reply.entry(&phantom())?),
             (Some(Act::Vanish), Op::Unlink { .. } | Op::Rmdir { .. }) => Ok(()),
+            // The kernel would take over the size of a file whose end it still holds back.
+            (Some(Act::Touch), Op::Setattr(_)) if self.collecting.collects(request.header.nodeid) => Err(Errno::EBUSY.into()),
             (Some(Act::Touch), Op::Setattr(_)) => self.getattr(&request.header, None, reply),
             _ => self.operate(request, reply),
         }
@@ -235,23 +235,6 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
 
 /// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not, and then nobody watches it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let root = rustix::fs::open(&door.options.mountpoint, flags, Mode::empty())?;
-    if rustix::fs::fstat(&root)?.st_dev != device {
-        // Something else is mounted over it.
-        return Err(SysErrno::STALE);
-    }
-    let mut bytes = [0_u8; 12];
-    let words = [(nodeid >> 32) as u32, nodeid as u32, 0];
-    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    let handle = Handle { kind: HANDLE_KIND, bytes: &bytes };
-    let opened = handles::open(root.as_fd(), handle, OFlags::PATH.bits().cast_signed());
-    opened.map_err(number)
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "as `map_err` hands it over")]
-fn number(error: std::io::Error) -> SysErrno {
-    SysErrno::from_io_error(&error).unwrap_or(SysErrno::IO)
+    let root = own_mount::root(&door.options.mountpoint, device)?;
+    own_mount::by_handle(&root, nodeid, OFlags::PATH)
 }

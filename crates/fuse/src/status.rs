@@ -1,6 +1,6 @@
 //! The figures of a mount, as plain data: read by the command line for `status`, `top` and Prometheus text.
 
-use crate::{door::Door, invalidate::InvalidationCounts};
+use crate::{collecting::Figures, door::Door, invalidate::InvalidationCounts};
 use fusewire::Session;
 use nacre_vfs::{Coherence, Description};
 use std::{path::PathBuf, sync::atomic::Ordering};
@@ -54,6 +54,23 @@ pub struct PassthroughCounts {
     pub kept: u64,
 }
 
+/// Writes that the kernel collects before it passes them on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CollectingCounts {
+    /// Why none are; `None` where they may be, file by file.
+    pub refusal: Option<String>,
+    /// Files open now whose writes are collected.
+    pub files: usize,
+    /// Writes announced to the layers.
+    pub announced: u64,
+    /// Of these, refused: the limit was reached.
+    pub refused: u64,
+    /// How often the layers called for announcements.
+    pub recalls: u64,
+    /// The most that the kernel can hold back now, bytes.
+    pub most_held: u64,
+}
+
 /// Everything that a mount knows of itself at one moment.
 #[derive(Clone, Debug)]
 pub struct Status {
@@ -65,6 +82,8 @@ pub struct Status {
     pub transport_fallback: Option<String>,
     /// Passthrough.
     pub passthrough: PassthroughCounts,
+    /// Writes that the kernel collects.
+    pub collecting: CollectingCounts,
     /// The kernel enforces POSIX ACLs.
     pub acls: bool,
     /// Requests by kind, in the order of the protocol; only those that occurred.
@@ -116,6 +135,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         },
         transport_fallback: session.fallback_reason().map(str::to_owned),
         passthrough: PassthroughCounts { refusal, opens, reused, failures, kept },
+        collecting: collecting(door),
         acls: door.agreement().acls,
         operations: operations.collect(),
         requests: counters.total(),
@@ -128,4 +148,9 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         invalidated_all: counts.everything.load(Ordering::Relaxed),
         stack: door.layer.describe(),
     }
+}
+
+fn collecting(door: &Door) -> CollectingCounts {
+    let Figures { refusal, files, announced, refused, recalls, most_held } = door.collecting.figures();
+    CollectingCounts { refusal, files, announced, refused, recalls, most_held }
 }

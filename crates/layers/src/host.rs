@@ -30,8 +30,8 @@ use crate::spec::{HostCoherence, HostSpec, SymlinkDeletion, Symlinks};
 use directories::Directories;
 use nacre_sys::xattrat;
 use nacre_vfs::{
-    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened,
-    RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile, OpenFlags,
+    Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use node::HostNode;
 use parking_lot::Mutex;
@@ -214,6 +214,14 @@ impl Layer for Host {
 
     fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.shared.lookup(parent, name)
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        node.get::<HostNode>().map(HostNode::id).ok_or(Errno::EIO)
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        node.get::<HostNode>()?.path()
     }
 
     fn adopt(&self, known: &Node, fresh: &Node) {

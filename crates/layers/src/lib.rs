@@ -1,10 +1,11 @@
-//! The layers and how they are stacked: leaves (`host`, `mem`), filters (`remap`, `readonly`, `throttle`, `trace`), and the builder that
+//! The layers and how they are stacked: leaves (`host`, `mem`), filters (`remap`, `readonly`, `throttle`, `trace`, `cage`), and the builder that
 //! turns a [`spec::StackSpec`] into a running [`nacre_vfs::Layer`].
 //!
 //! Callers: the command line and tests. Nothing here knows a wire protocol.
 #![forbid(unsafe_code)]
 
 pub mod accounts;
+pub mod cage;
 pub mod clock;
 pub mod context;
 mod delegate;
@@ -14,6 +15,7 @@ pub mod host;
 pub mod mem;
 pub mod readonly;
 pub mod remap;
+pub mod size;
 pub mod spec;
 pub mod stack;
 pub mod system;

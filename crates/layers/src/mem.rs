@@ -175,6 +175,15 @@ impl Layer for Mem {
         names::find(&self.inode(parent)?, name)?.map(Mem::entry).ok_or(Errno::ENOENT)
     }
 
+    fn id(&self, node: &Node) -> Result<FileId> {
+        Ok(self.inode(node)?.id)
+    }
+
+    fn path(&self, _node: &Node) -> Option<Vec<u8>> {
+        // A file here does not know its names.
+        None
+    }
+
     fn adopt(&self, _known: &Node, _fresh: &Node) {
         // Nodes are the files themselves: there is nothing to learn.
     }

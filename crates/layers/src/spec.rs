@@ -7,6 +7,7 @@
 //! Values that need the system (names of users) or a grammar of their own (permission rules, maps, rates) stay text here and are
 //! compiled when the stack is built, so that a specification can be written, printed and compared anywhere.
 
+mod cage;
 mod field;
 mod line;
 #[cfg(test)]
@@ -53,6 +54,8 @@ pub enum LayerSpec {
     Throttle(ThrottleSpec),
     /// Logs each operation.
     Trace(TraceSpec),
+    /// Limits what may be stored.
+    Cage(Box<CageSpec>),
 }
 
 words! {
@@ -117,6 +120,30 @@ words! {
         Ro = "ro",
         /// None: EOPNOTSUPP.
         None = "none",
+    }
+}
+
+words! {
+    /// How a cage takes writes.
+    pub enum Writes {
+        /// Collected where the limit is large enough for it, else one by one.
+        #[default]
+        Auto = "auto",
+        /// Appends are collected by the kernel while there is room.
+        Collected = "collected",
+        /// Every write is a request.
+        Through = "through",
+    }
+}
+
+words! {
+    /// What a cage does when something does not fit.
+    pub enum WhenFull {
+        /// The call fails.
+        #[default]
+        Deny = "deny",
+        /// The oldest rotated files go, then the beginning of the biggest growing one.
+        DropOldest = "drop-oldest",
     }
 }
 
@@ -188,6 +215,32 @@ settings! {
     pub struct TraceSpec {
         /// What is logged how loudly.
         "level" => level: TraceLevel,
+    }
+}
+
+settings! {
+    /// Limits of what may be stored. Sizes are numbers with a suffix of 1024 (`10G`, `1.5T`).
+    pub struct CageSpec {
+        /// Bytes of all files together.
+        "size" => size: Option<String>,
+        /// Files of any kind.
+        "inodes" => inodes: Option<u64>,
+        /// How writes are taken.
+        "writes" => writes: Writes,
+        /// What happens when something does not fit.
+        "when-full" => when_full: WhenFull,
+        /// With `when-full=drop-oldest`: globs of names or paths that are never removed or cut; may be given several times.
+        "keep" => keep: Vec<String>,
+        /// With `when-full=drop-oldest`: globs of rotated files, in place of the usual ones; may be given several times.
+        "rotated" => rotated: Vec<String>,
+        /// Use from which on `on-soft` is run: a share of the size (`80%`) or a size.
+        "soft" => soft: Option<String>,
+        /// A command for the shell, run when use reaches `soft` and when it has fallen below again.
+        "on-soft" => on_soft: Option<String>,
+        /// `user:NAME=SIZE` or `dir:PATH=SIZE`; may be given several times.
+        "limit" => limit: Vec<String>,
+        /// A directory in which the accounts are saved; without it, everything is counted at each start.
+        "state" => state: Option<PathBuf>,
     }
 }
 
@@ -272,11 +325,12 @@ impl LayerSpec {
             LayerSpec::Readonly(_) => "readonly",
             LayerSpec::Throttle(_) => "throttle",
             LayerSpec::Trace(_) => "trace",
+            LayerSpec::Cage(_) => "cage",
         }
     }
 
     /// The names of all layers.
-    pub const NAMES: [&'static str; 6] = ["host", "mem", "remap", "readonly", "throttle", "trace"];
+    pub const NAMES: [&'static str; 7] = ["host", "mem", "remap", "readonly", "throttle", "trace", "cage"];
 
     /// A layer by its name, with the settings that hold when none is given.
     pub fn named(name: &str) -> Option<LayerSpec> {
@@ -287,6 +341,7 @@ impl LayerSpec {
             "readonly" => LayerSpec::Readonly(ReadonlySpec::default()),
             "throttle" => LayerSpec::Throttle(ThrottleSpec::default()),
             "trace" => LayerSpec::Trace(TraceSpec::default()),
+            "cage" => LayerSpec::Cage(Box::default()),
             _ => return None,
         })
     }
@@ -305,6 +360,7 @@ impl LayerSpec {
             LayerSpec::Readonly(spec) => spec.settings(),
             LayerSpec::Throttle(spec) => spec.settings(),
             LayerSpec::Trace(spec) => spec.settings(),
+            LayerSpec::Cage(spec) => spec.settings(),
         }
     }
 
@@ -320,6 +376,7 @@ impl LayerSpec {
             LayerSpec::Readonly(spec) => spec.set(key, value),
             LayerSpec::Throttle(spec) => spec.set(key, value),
             LayerSpec::Trace(spec) => spec.set(key, value),
+            LayerSpec::Cage(spec) => spec.set(key, value),
         }
     }
 }

@@ -1,24 +1,25 @@
 //! From a specification to a running stack: the only place where layers are wired together.
 //!
-//! Called by the program and by tests. What can change while a stack serves (rules of `remap`, rates of `throttle`) is reached through
+//! Called by the program and by tests. What can change while a stack serves (rules of `remap`, rates of `throttle`, limits of `cage`) is reached through
 //! [`Stack::reload`], which does everything or nothing.
 
 #[cfg(test)]
 mod tests;
 
 use crate::{
+    cage::{Cage, Storage, ledger::Limits},
     context::Context,
     host::{Host, HostOptions},
     mem::Mem,
     readonly::Readonly,
     remap::{Remap, Rules},
-    spec::{HostSpec, LayerSpec, RemapSpec, SpecError, StackSpec, ThrottleSpec, XattrPolicy},
+    spec::{CageSpec, HostSpec, LayerSpec, RemapSpec, SpecError, StackSpec, Symlinks, ThrottleSpec, XattrPolicy},
     throttle::{Rates, Throttle},
     trace::Trace,
 };
 use nacre_vfs::{Filtered, Layer};
 use parking_lot::Mutex;
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, fmt, path::Path, sync::Arc};
 
 /// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,7 @@ enum Handle {
     Fixed,
     Remap(Arc<Remap>),
     Throttle(Arc<Throttle>),
+    Cage(Arc<Cage>),
 }
 
 /// Names the layer in front of what is wrong with it.
@@ -79,6 +81,7 @@ pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
         let (built, handle) = match (layer, top) {
             (LayerSpec::Host(host), None) => (within(place, layer, open_host(host, spec))?, Handle::Fixed),
             (LayerSpec::Mem(_), None) => (Arc::new(Mem::new()) as Arc<dyn Layer>, Handle::Fixed),
+            (LayerSpec::Cage(cage), Some(below)) => within(place, layer, put_cage(cage, below, spec, context))?,
             (filter, Some(below)) => within(place, layer, put(filter, below, context, &mut warnings))?,
             (filter, None) => return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory")),
         };
@@ -126,8 +129,32 @@ fn put(
             (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Throttle(filter))
         }
         LayerSpec::Trace(trace) => (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed),
-        LayerSpec::Host(_) | LayerSpec::Mem(_) => return Err("it can only be the lowest layer".into()),
+        LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Cage(_) => return Err("it can only be the lowest layer".into()),
     })
+}
+
+fn put_cage(
+    cage: &CageSpec,
+    below: Arc<dyn Layer>,
+    stack: &StackSpec,
+    context: &Context,
+) -> Result<(Arc<dyn Layer>, Handle), Box<dyn Error>> {
+    let (name, storage) = match stack.layers.first() {
+        Some(LayerSpec::Host(host)) if host.symlinks == Symlinks::Resolve => {
+            return Err("a cage cannot lie over symlinks=resolve: what is stored behind a link would be known by two identities".into());
+        }
+        Some(LayerSpec::Host(host)) => (host.source.to_string_lossy().into_owned(), storage_of(&host.source)?),
+        _ => ("mem".to_owned(), Storage::Plain),
+    };
+    let cage = Cage::new(below, cage.options(context, name, storage)?, context)?;
+    Ok((Arc::clone(&cage) as Arc<dyn Layer>, Handle::Cage(cage)))
+}
+
+/// How the file system of a directory allocates.
+fn storage_of(directory: &Path) -> Result<Storage, String> {
+    let figures = rustix::fs::statfs(directory).map_err(|error| format!("cannot examine {}: {error}", directory.display()))?;
+    // Only the low 32 bits are the number, on every architecture.
+    Ok(Storage::of_magic(figures.f_type as u64 & 0xffff_ffff))
 }
 
 fn rates(spec: &ThrottleSpec) -> Result<Rates, String> {
@@ -142,9 +169,16 @@ fn rates(spec: &ThrottleSpec) -> Result<Rates, String> {
 enum Change<'a> {
     Remap(&'a Remap, Box<Rules>),
     Throttle(&'a Throttle, Rates),
+    Cage(&'a Cage, Limits),
 }
 
 impl Stack {
+    /// The cages, from the bottom up.
+    pub fn cages(&self) -> Vec<Arc<Cage>> {
+        let cage = |handle: &Handle| if let Handle::Cage(cage) = handle { Some(Arc::clone(cage)) } else { None };
+        self.handles.iter().filter_map(cage).collect()
+    }
+
     /// Puts other settings in place while the stack serves, all of them or none: rules of `remap` and rates of `throttle`. Users, groups and
     /// the files of maps are read again, also where the settings are the same. What doors have cached has to be dropped by the caller.
     /// Answers warnings, as [`Stack::warnings`].
@@ -168,6 +202,7 @@ impl Stack {
             match change {
                 Change::Remap(remap, rules) => remap.replace(*rules),
                 Change::Throttle(throttle, rates) => throttle.replace(rates),
+                Change::Cage(cage, limits) => cage.resize(limits).map_err(|error| BuildError(error.to_string()))?,
             }
         }
         *present = spec.clone();
@@ -188,9 +223,26 @@ fn prepare<'a>(
             Ok(Some(Change::Remap(filter, Box::new(Rules::new(new, context, warnings)?))))
         }
         (Handle::Throttle(filter), _, LayerSpec::Throttle(new)) => Ok(Some(Change::Throttle(filter, rates(new)?))),
+        (Handle::Cage(cage), LayerSpec::Cage(old), LayerSpec::Cage(new)) => {
+            refuse_fixed_of_cage(old, new, context)?;
+            Ok(Some(Change::Cage(cage, new.limits(context)?)))
+        }
         _ if old == new => Ok(None),
         _ => Err("its settings cannot be changed while mounted; unmount and mount again".into()),
     }
+}
+
+/// Only limits of a cage can be changed; directories with a limit are agreed upon when it is made.
+fn refuse_fixed_of_cage(old: &CageSpec, new: &CageSpec, context: &Context) -> Result<(), Box<dyn Error>> {
+    let changeable = |spec: &CageSpec| CageSpec { size: None, inodes: None, soft: None, limit: Vec::new(), ..spec.clone() };
+    if changeable(old) != changeable(new) {
+        return Err("only size, inodes, soft and limit can be changed while mounted; unmount and mount again".into());
+    }
+    if old.dirs()? != new.dirs()? {
+        return Err("directories with a limit cannot be added, removed or moved while mounted; unmount and mount again".into());
+    }
+    new.limits(context)?;
+    Ok(())
 }
 
 /// Settings of a remap that the leaf or the kernel has been told when the mount was made.

@@ -7,8 +7,8 @@
 
 use crate::{clock::Clock, delegate::forward, spec::TraceLevel};
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, Invalidation, Ioctl, Kind, Layer, LockOwner, Name, Node,
-    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
+    AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, LockOwner, Name,
+    Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
 };
 use std::{
     any::Any,
@@ -93,6 +93,14 @@ impl Layer for Trace {
 
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         self.log.run(Question, "lookup", Some(caller), &|| name.to_string(), || self.below.lookup(caller, parent, name))
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        self.below.id(node)
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        self.below.path(node)
     }
 
     fn adopt(&self, known: &Node, fresh: &Node) {

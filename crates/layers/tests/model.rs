@@ -45,6 +45,14 @@ fn mem() {
 }
 
 #[test]
+fn cages_with_room_change_nothing() {
+    prepare_thread();
+    let directories = Directories::new();
+    check(300, 60, || over_mem("cage:size=100G | trace | cage:inodes=100000"));
+    check(100, 40, || directories.over_host("", "cage:size=100G,inodes=100000"));
+}
+
+#[test]
 fn filters_change_nothing_unasked() {
     prepare_thread();
     let directories = Directories::new();

@@ -4,6 +4,7 @@
 //! [`std::io::Error`] with the kernel's number, and keeps no state but what its file's head names.
 
 pub mod accounts;
+pub mod btrfs_quota;
 pub mod credentials;
 pub mod descriptors;
 pub mod directory;
@@ -13,10 +14,14 @@ pub mod inode;
 pub mod ioctls;
 pub mod length;
 pub mod locks;
+pub mod loop_devices;
 pub mod mapping;
 pub mod memory;
 pub mod mounts;
+pub mod project_quota;
+pub mod remote;
 pub mod signals;
+pub mod writeback;
 pub mod xattrat;
 
 use std::{

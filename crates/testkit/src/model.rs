@@ -45,14 +45,20 @@ pub struct Leaf {
 /// # Panics
 /// At the first operation that is answered differently, with all that led there.
 pub fn compare(layer: Arc<dyn Layer>, operations: &[Operation]) {
-    let world = World::new(layer);
-    let mut reference = Reference::new();
+    go_on(&World::new(layer), &mut Reference::new(), operations);
+}
+
+/// Runs operations on both, which are alike, and compares: so a test can do something to a layer in between.
+///
+/// # Panics
+/// As [`compare`].
+pub fn go_on(world: &World, reference: &mut Reference, operations: &[Operation]) {
     for (index, operation) in operations.iter().enumerate() {
         let wanted = reference.apply(operation);
-        let got = apply(&world, operation);
+        let got = apply(world, operation);
         assert_eq!(got, wanted, "operation {index}: {operation:?}\nafter {:#?}", &operations[..index]);
     }
-    let (got, wanted) = (tree(&world), reference.tree());
+    let (got, wanted) = (tree(world), reference.tree());
     assert_eq!(got, wanted, "the trees differ after {operations:#?}");
 }
 
@@ -71,7 +77,8 @@ fn directory(world: &World, path: &[&'static [u8]]) -> Result<Entry, Errno> {
     if found.attr.kind == Kind::Directory { Ok(found) } else { Err(Errno::ENOTDIR) }
 }
 
-fn apply(world: &World, operation: &Operation) -> Answer {
+/// Runs one operation on a layer.
+pub fn apply(world: &World, operation: &Operation) -> Answer {
     let (layer, caller) = (&world.layer, &world.caller);
     let none = |()| Vec::new();
     let dropped = |_: Entry| Vec::new();

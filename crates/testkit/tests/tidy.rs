@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("fusewire", &[], &[]),
     ("nacre-layers", &["nacre-vfs", "nacre-sys"], &["nacre-testkit"]),
     ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-testkit"]),
+    ("nacre-union", &["nacre-vfs"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-bench", &[], &[]),
     ("nacre-testkit", &["nacre-vfs"], &[]),
     ("nacre-cli", &["nacre-vfs", "nacre-sys", "nacre-layers", "nacre-fuse", "fusewire", "nacre-bench"], &["nacre-testkit"]),

@@ -9,6 +9,10 @@ use crate::Result;
 
 /// The layer's side: the permission to collect writes to one open file.
 pub trait Collected: Send + Sync {
+    /// A door is about to collect the writes to this file, until it closes it; answers whether it may. Before this, and where the answer is no,
+    /// each write is passed on when it happens. Called at most once for an open file.
+    fn begin(&self) -> bool;
+
     /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the door's caches live on.
     fn unannounced(&self) -> bool;
 

@@ -2,8 +2,8 @@
 //! visible? allow? caller, creation or change on the way down, the call, attributes or file on the way up.
 
 use crate::{
-    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, Filter, Invalidation, Ioctl, Kind, Layer,
-    Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Coherence, Collector, Creation, Description, DirEntry, DirSink, Entry, Errno, FileId, Filter, Invalidation, Ioctl, Kind,
+    Layer, Name, Node, Op, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
 use std::sync::{Arc, mpsc::Sender};
 
@@ -91,6 +91,14 @@ impl<F: Filter> Layer for Filtered<F> {
         self.filter.allow(caller, &Op::Lookup(name))?;
         let entry = self.below.lookup(&self.filter.caller_down(caller), parent, name)?;
         self.up(caller, entry)
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        self.below.id(node)
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        self.below.path(node)
     }
 
     fn adopt(&self, known: &Node, fresh: &Node) {

@@ -6,7 +6,9 @@
 //! * no default bodies: a layer that lacks something says so in one line;
 //! * calls may come from any thread at any time; a layer never calls back up, it sends an [`Invalidation`].
 
-use crate::{Attr, Caller, Coherence, Description, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope, SetAttr, StatFs};
+use crate::{
+    Attr, Caller, Coherence, Description, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Scope, SetAttr, StatFs,
+};
 use std::sync::{Arc, mpsc::Sender};
 
 /// A file found or made: the node and its attributes at that moment.
@@ -84,6 +86,16 @@ pub trait Layer: Send + Sync + 'static {
     /// # Errors
     /// ENOENT, ENOTDIR, ENAMETOOLONG, and what the storage says.
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry>;
+
+    /// The identity of a file, without asking the storage.
+    ///
+    /// # Errors
+    /// EIO where the node is another layer's.
+    fn id(&self, node: &Node) -> Result<FileId>;
+
+    /// Where the file was last seen: the names from the root down, divided by `/`; empty for the root, `None` where the layer does not know.
+    /// Nothing is asked of the storage, so whoever acts on it looks the names up and compares identities.
+    fn path(&self, node: &Node) -> Option<Vec<u8>>;
 
     /// Tells the layer that `fresh`, just answered by a look-up or a creation, is the same file ([`FileId`]) as `known`, which the
     /// caller goes on using: `known` learns the name under which `fresh` was found (after a rename, or as one more hard link).

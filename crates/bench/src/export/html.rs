@@ -1,10 +1,11 @@
 //! One self-contained page: where it ran, the plots, the table and every cell. No script, no request to anywhere.
 
-use super::{measured_columns, percent, plot, provenance, rate, ratio, remarks};
+use super::{COUNTS, count, measured_columns, percent, plot, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
 use crate::figures;
-use crate::report::Report;
-use crate::summary::{Section, cell_ratio, overall, sections, spread};
+use crate::report::{Cell, Report};
+use crate::summary::{Section, cell_ratio, counts, overall, sections, spread};
+use crate::table::COUNT;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#1d2733}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.5rem 0 1.5rem}\
@@ -28,6 +29,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
         out.push_str(&format!("<h2>{}</h2>\n{}\n", escape(&section.title), plot::ratios(report, section)?));
         table(&mut out, report, section);
     }
+    count_table(&mut out, report);
     means(&mut out, report, &sections);
     let curves = plot::curves(report)?;
     if !curves.is_empty() {
@@ -43,13 +45,37 @@ pub fn page(report: &Report) -> Result<String, Failure> {
     Ok(out)
 }
 
-fn table(out: &mut String, report: &Report, section: &Section) {
-    let columns = measured_columns(report);
+fn heading(out: &mut String, report: &Report, columns: &[usize]) {
     out.push_str("<table><tr><th>test</th>");
     for target in columns.iter().filter_map(|column| report.targets.get(*column)) {
         out.push_str(&format!("<th>{}</th>", escape(&target.title)));
     }
     out.push_str("</tr>\n");
+}
+
+fn count_table(out: &mut String, report: &Report) {
+    let (columns, counts) = (measured_columns(report), counts(report));
+    if counts.is_empty() {
+        return;
+    }
+    out.push_str(&format!("<h2>{COUNTS}</h2>\n"));
+    heading(out, report, &columns);
+    for row in counts {
+        out.push_str(&format!("<tr><td>{}</td>", escape(&row.title)));
+        for column in &columns {
+            match row.values.get(*column).copied().flatten() {
+                None => out.push_str("<td>-</td>"),
+                Some(bytes) => out.push_str(&format!("<td{}>{}</td>", if bytes > 0.0 { " class=\"slow\"" } else { "" }, count(bytes))),
+            }
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</table>\n");
+}
+
+fn table(out: &mut String, report: &Report, section: &Section) {
+    let columns = measured_columns(report);
+    heading(out, report, &columns);
     for row in &section.rows {
         out.push_str(&format!("<tr><td>{}</td>", escape(&row.title)));
         for column in &columns {
@@ -94,7 +120,8 @@ fn cells(out: &mut String, report: &Report) {
         "<details><summary>Every measurement</summary><table><tr><th>test</th><th>target</th><th>file KiB</th><th>record KiB</th>",
     );
     out.push_str("<th>median s</th><th>min s</th><th>max s</th><th>ratio</th></tr>\n");
-    for cell in &report.cells {
+    let counted = |cell: &Cell| report.tests.iter().any(|test| test.id == cell.test && test.unit == COUNT);
+    for cell in report.cells.iter().filter(|cell| !counted(cell)) {
         let Some(spread) = spread(cell) else { continue };
         let base = report.targets.iter().find(|target| target.id == cell.target).map_or("", |target| target.baseline.as_str());
         let (file, record) =
@@ -130,6 +157,7 @@ mod tests {
         for foreign in ["<script", "src=", "href=", "@import", "url("] {
             assert!(!page.contains(foreign), "{foreign}");
         }
+        assert!(page.contains("<td>full: over the limit</td><td>-</td><td class=\"slow\">4096</td>"));
         assert!(page.contains("Example &lt;9000&gt;"));
         assert!(page.contains("<td class=\"slow\">-50 % <small>(2.00x)</small></td>"));
     }

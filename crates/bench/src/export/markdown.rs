@@ -1,10 +1,10 @@
 //! A Markdown table between two markers, so that a document keeps its prose when its numbers are renewed.
 
-use super::{measured_columns, percent, provenance, rate, ratio, remarks};
+use super::{COUNTS, count, measured_columns, percent, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
 use crate::figures::{self, Verdict};
 use crate::report::Report;
-use crate::summary::{overall, sections};
+use crate::summary::{counts, overall, sections};
 
 fn markers(table: &str) -> (String, String) {
     (format!("<!-- nacre bench {table}: begin -->"), format!("<!-- nacre bench {table}: end -->"))
@@ -32,11 +32,7 @@ fn table(report: &Report) -> Result<String, Failure> {
     }
     let sections = sections(report);
     for section in &sections {
-        out.push_str(&format!("\n#### {}\n\n| test |", escape(&section.title)));
-        for target in columns.iter().filter_map(|column| report.targets.get(*column)) {
-            out.push_str(&format!(" {} |", escape(&target.title)));
-        }
-        out.push_str(&format!("\n|---|{}\n", "---:|".repeat(columns.len())));
+        heading(&mut out, &section.title, report, &columns);
         for row in &section.rows {
             let entries = columns.iter().map(|column| row.entries.get(*column).copied().flatten().map(|entry| (*column, entry)));
             let cells = entries.map(|entry| {
@@ -44,6 +40,14 @@ fn table(report: &Report) -> Result<String, Failure> {
             });
             out.push_str(&format!("| {} | {} |\n", escape(&row.title), cells.collect::<Vec<String>>().join(" | ")));
         }
+    }
+    let counts = counts(report);
+    if !counts.is_empty() {
+        heading(&mut out, COUNTS, report, &columns);
+    }
+    for row in counts {
+        let cells = columns.iter().map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
+        out.push_str(&format!("| {} | {} |\n", escape(&row.title), cells.collect::<Vec<String>>().join(" | ")));
     }
     let means: Vec<String> = columns
         .iter()
@@ -57,6 +61,14 @@ fn table(report: &Report) -> Result<String, Failure> {
     }
     out.push_str(&promises(&figures::judge_table(report)?));
     Ok(out)
+}
+
+fn heading(out: &mut String, title: &str, report: &Report, columns: &[usize]) {
+    out.push_str(&format!("\n#### {}\n\n| test |", escape(title)));
+    for target in columns.iter().filter_map(|column| report.targets.get(*column)) {
+        out.push_str(&format!(" {} |", escape(&target.title)));
+    }
+    out.push_str(&format!("\n|---|{}\n", "---:|".repeat(columns.len())));
 }
 
 fn promises(verdicts: &[Verdict]) -> String {
@@ -98,6 +110,7 @@ mod tests {
         let text = replace("", &report()).unwrap();
         assert!(text.contains("| test | direct | bindfs |\n|---|---:|---:|\n"), "{text}");
         assert!(text.contains("| stat, again | 1.00 k/s | -50 % (2.00x) |\n"), "{text}");
+        assert!(text.contains("| full: over the limit | - | 4096 |\n"), "{text}");
         assert!(text.contains("nothing is mounted \\| at all"));
         assert!(text.contains("a &lt;note>"));
     }

@@ -1,8 +1,8 @@
 //! The table for the terminal: rates of the baseline, then each target's change of throughput.
 
-use super::{Show, measured_columns, percent, provenance, rate, ratio, remarks};
+use super::{COUNTS, Show, count, measured_columns, percent, provenance, rate, ratio, remarks};
 use crate::report::Report;
-use crate::summary::{Entry, Row, overall, sections};
+use crate::summary::{Entry, Row, counts, overall, sections};
 
 const ROW_WIDTH: usize = 30;
 
@@ -37,6 +37,15 @@ pub fn text(report: &Report, show: Show) -> String {
     }
     if sections.len() > 1 && show != Show::Time {
         mean(&mut out, "mean of all", &overall(report, &sections), &columns, &widths, show);
+    }
+    let counts = counts(report);
+    if !counts.is_empty() {
+        out.push_str(&format!("{COUNTS}\n"));
+    }
+    for row in counts {
+        out.push_str(&format!("  {}\n", row.title));
+        let cells = columns.iter().map(|column| row.values.get(*column).copied().flatten().map_or_else(|| "-".to_owned(), count));
+        line(&mut out, "", cells, &widths);
     }
     for remark in remarks(report) {
         out.push_str(&format!("note: {remark}\n"));
@@ -83,6 +92,8 @@ mod tests {
                         data\n  read                           82.9 MB/s       -75 %\n\
                         names\n  stat, again                     1.00 k/s       -50 %\n\
                         mean of all                                      -65 %\n\
+                        Bytes that should be none, in the worst round\n  full: over the limit\n\
+                        \x20                                        -        4096\n\
                         note: nacre skipped: nothing is mounted | at all\nnote: a <note>\n";
         assert_eq!(table, expected);
     }

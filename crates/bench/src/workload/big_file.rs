@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{Visit, repeated, shuffled};
 use crate::failure::{Doing, Failure};
-use crate::options::Scale;
+use crate::scale::Scale;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;

@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use super::big_file::{Buffer, forward, make, open, random, read_at};
 use super::{Visit, files};
 use crate::failure::{Doing, Failure};
-use crate::options::Scale;
+use crate::scale::Scale;
 
 const CLIENTS: usize = 2;
 const MIB: u64 = 1024 * 1024;

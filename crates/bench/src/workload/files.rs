@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{Visit, finished, needs_making, repeated, timed};
 use crate::failure::{Doing, Failure};
-use crate::options::Scale;
+use crate::scale::Scale;
 
 const PER_DIRECTORY: u64 = 1000;
 const CONTENT: [u8; 1024] = [b'x'; 1024];
@@ -88,7 +88,8 @@ fn read_all(paths: &[CString]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn create(path: &CStr) -> Result<(), Failure> {
+/// Creates a file with [`SMALL`] in it.
+pub fn create(path: &CStr) -> Result<(), Failure> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map_err(|error| failed("creating", path, error))?;
     let count = rustix::io::write(&file, &SMALL).map_err(|error| failed("writing", path, error))?;

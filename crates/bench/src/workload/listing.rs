@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::files::SMALL;
 use super::{Visit, finished, needs_making, repeated, timed};
 use crate::failure::{Doing, Failure};
-use crate::options::Scale;
+use crate::scale::Scale;
 
 /// Makes the directory.
 pub fn prepare(source: &Path, scale: &Scale) -> Result<(), Failure> {

@@ -7,7 +7,7 @@ use std::process::Command;
 use super::listing::program;
 use super::{Visit, finished, needs_making, repeated, timed};
 use crate::failure::{Doing, Failure};
-use crate::options::Scale;
+use crate::scale::Scale;
 
 const PER_DIRECTORY: u64 = 32;
 const LINE: &[u8] = b"static const int value = 42; /* a line as long as lines of programs are */\n";

@@ -2,11 +2,15 @@
 
 use super::{bare, os};
 use crate::{
+    cage::engine::FileSystem,
     options::{Form, Opt, TABLE},
     settings::{Atime, Engine, Settings, Transport, Verbosity},
     words::{self, Unknown},
 };
-use nacre_layers::spec::{ChangePolicy, CreateAs, HostCoherence, SymlinkDeletion, Symlinks, XattrPolicy};
+use nacre_layers::{
+    size::Size,
+    spec::{ChangePolicy, CreateAs, HostCoherence, SymlinkDeletion, Symlinks, WhenFull, Writes, XattrPolicy},
+};
 use std::time::Duration;
 
 type Edit = fn(&mut Settings);
@@ -94,6 +98,19 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::Engine, "kernel", |s| s.engine = Engine::Kernel),
     (Opt::Passthrough, "off", |s| s.door.passthrough = false),
     (Opt::Transport, "device", |s| s.door.transport = Transport::Device),
+    (Opt::Size, "1.5G", |s| s.cage.size = Some(Size::new(3 << 29))),
+    (Opt::Inodes, "5000", |s| s.cage.inodes = Some(5000)),
+    (Opt::WhenFull, "drop-oldest", |s| s.cage.when_full = WhenFull::DropOldest),
+    (Opt::Rotated, "*.gz", |s| s.cage.rotated = vec!["*.gz".into()]),
+    (Opt::Keep, "audit*", |s| s.cage.keep = vec!["audit*".into()]),
+    (Opt::Soft, "80%", |s| s.cage.soft = Some("80%".into())),
+    (Opt::OnSoft, "logger full", |s| s.cage.on_soft = Some("logger full".into())),
+    (Opt::Limit, "user:www-data=2G", |s| s.cage.limits = vec!["user:www-data=2G".into()]),
+    (Opt::Writes, "through", |s| s.cage.writes = Writes::Through),
+    (Opt::State, "/s", |s| s.cage.state = Some("/s".into())),
+    (Opt::FsType, "xfs", |s| s.cage.fstype = Some(FileSystem::Xfs)),
+    (Opt::Image, "/i", |s| s.cage.image = Some("/i".into())),
+    (Opt::Sparse, "", |s| s.cage.sparse = true),
     (Opt::NoAllowOther, "", |s| s.door.allow_other = false),
     (Opt::ReadOnly, "", |s| s.door.read_only = true),
     (Opt::Foreground, "", |s| s.foreground = true),

@@ -8,6 +8,7 @@
 //! and mount points are made).
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+pub mod cages;
 pub mod images;
 pub mod status;
 
@@ -244,6 +245,7 @@ impl Fixture {
             .args(["--pdeathsig", "KILL", "--"])
             .arg(nacre())
             .args(&arguments)
+            .env("NACRE_STATE_DIR", self.state())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
@@ -266,6 +268,35 @@ impl Fixture {
         // The table knows the mount before everything about it is ready; a daemon that answers questions is.
         status::Status::of(mountpoint);
         pid
+    }
+
+    /// Where cages keep their accounting, outside of everything else.
+    pub fn state(&self) -> PathBuf {
+        self.scratch.path().join("state")
+    }
+
+    /// Runs a command of the program under test, which keeps accounting where this fixture does.
+    pub fn nacre<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
+        finish(Command::new(nacre()).args(arguments).env("NACRE_STATE_DIR", self.state()).env("LC_ALL", "C"))
+    }
+
+    /// A cage over the source, shown at the mount point.
+    pub fn cage(options: &[&str]) -> Fixture {
+        Fixture::cage_of(options, |_| ())
+    }
+
+    /// The same over a source that is filled first.
+    pub fn cage_of(options: &[&str], fill: impl FnOnce(&Path)) -> Fixture {
+        let mut fixture = Fixture::bare();
+        fill(&fixture.source);
+        fixture.start_cage(options);
+        fixture
+    }
+
+    /// Mounts the cage, again perhaps.
+    pub fn start_cage(&mut self, options: &[&str]) -> u32 {
+        let (source, mountpoint) = (self.source.clone(), self.mountpoint.clone());
+        self.start(&[&["cage"], options].concat(), source.as_ref(), &mountpoint)
     }
 
     /// Kills the daemons when the test takes too long.

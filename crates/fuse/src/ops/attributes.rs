@@ -1,30 +1,41 @@
 //! Attributes: reading and changing them, symbolic links' targets, the figures of the file system.
 
 use crate::{
+    collecting,
     door::{Door, caller},
     failure::Outcome,
     wire,
 };
 use fusewire::{Header, Reply, abi};
-use nacre_vfs::{Attr, Errno, Kind, Node, Opened};
-use std::sync::atomic::Ordering;
+use nacre_vfs::{Attr, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
+use std::{sync::atomic::Ordering, time::Duration};
 
 impl Door {
     pub(crate) fn getattr(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
         let (node, attr) = self.attributes(header, fh)?;
-        Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(&node, &attr)))?)
+        Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(header.nodeid, &node, &attr)))?)
     }
 
     pub(crate) fn statx(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
         let (node, attr) = self.attributes(header, fh)?;
-        Ok(reply.statx(&wire::statx_out(&attr, self.attr_time(&node, &attr)))?)
+        Ok(reply.statx(&wire::statx_out(&attr, self.attr_time(header.nodeid, &node, &attr)))?)
     }
 
     pub(crate) fn setattr(&self, header: &Header, request: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
         let fh = (request.valid & abi::fattr::FH != 0).then_some(request.fh);
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
         let change = wire::change(request);
-        let attr = self.layer.setattr(&caller(header), &node, file.as_deref(), &change)?;
+        if self.collecting.on() && self.is_outdated(header, request, &change) {
+            let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
+            return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
+        }
+        let attr = match self.layer.setattr(&caller(header), &node, file.as_deref(), &change) {
+            // The kernel passes on the times of a file whose last name and open file are gone: nobody can ask for them any more.
+            Err(Errno::ESTALE | Errno::ENOENT) if self.collecting.on() && is_times_only(request) => {
+                return Ok(reply.attr(&wire::attr_out(&self.gone(header.nodeid, &change)?, Duration::ZERO))?);
+            }
+            other => other?,
+        };
         if change.mode.is_some_and(|mode| mode & 0o6000 != 0) {
             self.privileges.fetch_add(1, Ordering::AcqRel);
         }
@@ -33,7 +44,56 @@ impl Door {
         if attr.kind == Kind::Directory && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some()) {
             self.permissions_changed();
         }
-        Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(&node, &attr)))?)
+        let mut valid = self.attr_time(header.nodeid, &node, &attr);
+        if self.collecting.on() && attr.kind == Kind::File {
+            // The kernel takes this answer for true even if it was told otherwise meanwhile.
+            valid = Duration::ZERO;
+            if let Some(times) = self.write_times(header.nodeid).filter(|_| change.mtime.is_some()) {
+                times.agreed(attr.mtime);
+            }
+        }
+        Ok(reply.attr(&wire::attr_out(&attr, valid))?)
+    }
+
+    /// Whether a thread of ours asks that may hold the inode's lock.
+    fn is_errand(&self, header: &Header) -> bool {
+        self.collecting.errands.role(header.pid).is_some() || self.shadow.is_shadow(header.pid)
+    }
+
+    /// What is left to say of a regular file that is gone.
+    fn gone(&self, nodeid: u64, change: &SetAttr) -> Outcome<Attr> {
+        let (_, id) = self.inodes.node_and_id(nodeid).ok_or(Errno::ESTALE)?;
+        let mtime = match change.mtime {
+            Some(SetTime::To(time)) => time,
+            _ => Time::default(),
+        };
+        Ok(Attr {
+            id,
+            kind: Kind::File,
+            mode: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            rdev_major: 0,
+            rdev_minor: 0,
+            size: 0,
+            blocks: 0,
+            blksize: 4096,
+            atime: mtime,
+            mtime,
+            ctime: mtime,
+            btime: None,
+        })
+    }
+
+    /// Whether this is the kernel passing on a time that it has from before a direct write.
+    fn is_outdated(&self, header: &Header, request: &abi::SetattrIn, change: &SetAttr) -> bool {
+        let Some(SetTime::To(mtime)) = change.mtime.filter(|_| is_times_only(request)) else { return false };
+        let outdated = self.write_times(header.nodeid).is_some_and(|times| times.outdated(mtime));
+        if outdated {
+            self.resync.soon(header.nodeid);
+        }
+        outdated
     }
 
     /// `access(2)` and `chdir(2)`: asked only where the kernel leaves permissions to us.
@@ -54,9 +114,26 @@ impl Door {
         Ok(reply.statfs(&wire::statfs(&statfs))?)
     }
 
+    /// A question about a file whose writes are collected comes before each write(2) while they are to be announced: tells the layer, whose
+    /// error is what write(2) answers.
+    fn announce(&self, header: &Header, fh: Option<u64>) -> Outcome {
+        let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else { return Ok(()) };
+        let Some(permission) = handle.file.collected().filter(|permission| !permission.unannounced()) else { return Ok(()) };
+        let Some(length) = collecting::caller::writes(header.pid) else { return Ok(()) };
+        let result = permission.announce(length);
+        self.collecting.announced(result.is_err());
+        Ok(result?)
+    }
+
     fn attributes(&self, header: &Header, fh: Option<u64>) -> Outcome<(Node, Attr)> {
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
+        if self.collecting.on() {
+            self.announce(header, fh)?;
+        }
         let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
+        if fh.is_none() && attr.kind == Kind::File && self.collecting.on() && !self.is_errand(header) {
+            self.true_times(header.nodeid, &attr)?;
+        }
         Ok((node, attr))
     }
 
@@ -68,4 +145,9 @@ impl Door {
             None => self.node_and_file(nodeid),
         }
     }
+}
+
+/// Whether a change is of the form in which the kernel passes on times that it keeps.
+fn is_times_only(request: &abi::SetattrIn) -> bool {
+    request.valid & !(abi::fattr::FH | abi::fattr::LOCKOWNER) == abi::fattr::MTIME | abi::fattr::CTIME
 }

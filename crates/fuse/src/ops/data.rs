@@ -35,8 +35,28 @@ impl Door {
         }
         // The flags of the open file at this moment, which fcntl(2) may have changed. What comes from the page cache (a shared mapping) has
         // its place, however the file behind the handle was opened.
-        let appends = OpenFlags(file_flags).appends() && flags & abi::flag::WRITE_CACHE == 0;
-        let written = if appends { handle.file.append(data)? } else { handle.file.write(data, offset)? };
+        // While writes to the file are collected, only the kernel knows its end.
+        let cached = flags & abi::flag::WRITE_CACHE != 0;
+        let placed = cached || self.collecting.collects(handle.nodeid);
+        let appends = OpenFlags(file_flags).appends() && !placed;
+        let mut written = if appends { handle.file.append(data)? } else { handle.file.write(data, offset)? };
+        // The kernel takes a short answer for the whole then, and the rest would be lost without a word: only an error is heard.
+        while cached && written < data.len() {
+            let rest = data.get(written..).unwrap_or_default();
+            match handle.file.write(rest, offset.saturating_add(written as u64))? {
+                0 => return Err(Errno::EIO.into()),
+                more => written += more,
+            }
+        }
+        if let Some(last) = &handle.last_use {
+            last.written(data.len());
+        }
+        // What comes from the page cache bears its time in the kernel.
+        if let Some(times) = handle.times.as_ref().filter(|_| !cached)
+            && times.written()
+        {
+            self.resync.soon(handle.nodeid);
+        }
         Ok(reply.written(u32::try_from(written).map_err(|_| Errno::EIO)?)?)
     }
 
@@ -54,7 +74,19 @@ impl Door {
             wire::SEEK_HOLE => Whence::Hole,
             _ => return Err(Errno::EINVAL.into()),
         };
-        Ok(reply.lseek(self.file(header, fh)?.seek(offset, whence)?)?)
+        let file = self.file(header, fh)?;
+        self.pass_on(header.nodeid)?;
+        Ok(reply.lseek(file.seek(offset, whence)?)?)
+    }
+
+    /// Where data and holes are is known below: the kernel passes on what it has collected of a file first. It holds the inode's lock while it
+    /// asks, so nothing is added meanwhile.
+    fn pass_on(&self, nodeid: u64) -> Outcome {
+        if !self.collecting.collects(nodeid) {
+            return Ok(());
+        }
+        // Other threads serve the writes.
+        Ok(fusewire::blocking(|| self.collecting.pass_on(nodeid))??)
     }
 
     pub(crate) fn copy_file_range(

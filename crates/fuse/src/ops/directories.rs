@@ -127,7 +127,7 @@ impl Listing<'_, '_, '_> {
         if let Some(known) = registered.known {
             self.adoptions.push((known, entry.node.clone()));
         }
-        wire::entry(registered.nodeid, &entry.attr, self.names, self.door.attr_time(&entry.node, &entry.attr))
+        wire::entry(registered.nodeid, &entry.attr, self.names, self.door.attr_time(registered.nodeid, &entry.node, &entry.attr))
     }
 }
 

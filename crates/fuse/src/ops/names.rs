@@ -37,7 +37,7 @@ impl Door {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.symlink(&caller(header), &parent, name, target)?;
-        self.made(&entry, (&parent, id), reply)
+        self.entered(&entry, (&parent, id), reply)
     }
 
     pub(crate) fn mknod(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), rdev: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -46,14 +46,14 @@ impl Door {
         let kind = wire::mknod_kind(mode).ok_or(Errno::EINVAL)?;
         let caller = self.creator(header, umask);
         let entry = self.layer.mknod(&caller, &parent, name, kind, mode & 0o7777, abi::decode_dev(rdev))?;
-        self.made(&entry, (&parent, id), reply)
+        self.entered(&entry, (&parent, id), reply)
     }
 
     pub(crate) fn mkdir(&self, header: &Header, bytes: &[u8], (mode, umask): (u32, u32), reply: &mut Reply<'_>) -> Outcome {
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let entry = self.layer.mkdir(&self.creator(header, umask), &parent, name, mode & 0o7777)?;
-        self.made(&entry, (&parent, id), reply)
+        self.entered(&entry, (&parent, id), reply)
     }
 
     pub(crate) fn link(&self, header: &Header, nodeid: u64, bytes: &[u8], reply: &mut Reply<'_>) -> Outcome {
@@ -61,7 +61,7 @@ impl Door {
         let (parent, id) = self.parent(header.nodeid)?;
         let (node, file) = self.node_and_file(nodeid)?;
         let entry = self.layer.link(&caller(header), &node, file.as_deref(), &parent, name)?;
-        self.made(&entry, (&parent, id), reply)
+        self.entered(&entry, (&parent, id), reply)
     }
 
     pub(crate) fn unlink(&self, header: &Header, bytes: &[u8]) -> Outcome {
@@ -118,7 +118,7 @@ impl Door {
         self.times().names(coherence)
     }
 
-    fn made(&self, entry: &Entry, (parent, id): (&Node, FileId), reply: &mut Reply<'_>) -> Outcome {
-        Ok(reply.entry(&self.found(entry, id.ino, self.new_name_time(parent)))?)
+    fn entered(&self, entry: &Entry, (parent, id): (&Node, FileId), reply: &mut Reply<'_>) -> Outcome {
+        Ok(reply.entry(&self.made(entry, id.ino, self.new_name_time(parent)))?)
     }
 }

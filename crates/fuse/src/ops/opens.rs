@@ -1,18 +1,20 @@
 //! Opening, creating and closing files; which of them the kernel serves itself is decided in `passthrough.rs`.
 
 use crate::{
+    collecting::habit::Use,
     door::{Door, caller, name},
     failure::Outcome,
     invalidate,
     open_files::OpenHandle,
     passthrough::{self, IoMode},
+    resync::{self, Times},
     wire,
 };
 use fusewire::{
     Header, Reply,
     abi::{self, fopen},
 };
-use nacre_vfs::{Caller, Coherence, Entry, Errno, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr};
+use nacre_vfs::{Attr, Caller, Coherence, Entry, Errno, Invalidation, LockKind, LockOwner, Node, OpenFlags, Opened, Scope, SetAttr};
 use std::sync::{Arc, atomic::AtomicU64};
 
 /// Flags that mean the layer's open file: access mode, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME and O_SYNC. All others are the
@@ -44,7 +46,11 @@ impl Door {
         if flags.truncates() && open_flags & abi::flag::OPEN_KILL_SUIDGID != 0 {
             self.kill_privileges(&caller, &node, &file)?;
         }
-        let granted = self.grant(&caller, header.nodeid, &node, flags, file)?;
+        let granted = if self.collecting.on() {
+            self.grant_collecting(&caller, header.nodeid, &node, flags, file, None)?
+        } else {
+            self.grant(&caller, header.nodeid, &node, flags, file)?
+        };
         Ok(reply.open(&granted)?)
     }
 
@@ -69,7 +75,7 @@ impl Door {
             other => other?,
         };
         let names = self.new_name_time(&parent);
-        self.created(&caller, &self.found(&entry, id.ino, names), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, names), (&entry, file), flags, reply)
     }
 
     pub(crate) fn tmpfile(&self, header: &Header, flags: u32, (mode, umask): (u32, u32), _: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -78,7 +84,7 @@ impl Door {
         let caller = self.creator(header, umask);
         let (entry, file) = self.layer.tmpfile(&caller, &parent, mode & 0o7777, flags)?;
         // It has no name, so there is none to keep.
-        self.created(&caller, &self.found(&entry, id.ino, std::time::Duration::ZERO), (&entry, file), flags, reply)
+        self.created(&caller, self.found(&entry, id.ino, std::time::Duration::ZERO), (&entry, file), flags, reply)
     }
 
     pub(crate) fn release(&self, fh: u64, lock_owner: Option<u64>) -> Outcome {
@@ -113,6 +119,15 @@ impl Door {
 
     /// Ends one open file: its share in the inode's mode, and its place in the inode's list.
     pub(crate) fn closed(&self, fh: u64, handle: &OpenHandle) {
+        if handle.collected && self.collecting.leave(handle.nodeid) {
+            self.changed_meanwhile(handle.nodeid);
+        }
+        if let Some(last) = &handle.last_use {
+            self.inodes.with(handle.nodeid, |record| {
+                let habit = record.habit();
+                *habit = habit.after(handle.collected, last);
+            });
+        }
         let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
         let ended = self.inodes.with(handle.nodeid, |record| {
             let state = record.open_state_if_any()?;
@@ -124,6 +139,9 @@ impl Door {
         if let Some((file, left)) = ended.flatten() {
             self.passthrough.finish(left, handle.nodeid, &self.inodes);
             drop(file);
+        }
+        if let Some(times) = &handle.times {
+            self.writer_gone(handle.nodeid, times);
         }
     }
 
@@ -163,19 +181,28 @@ impl Door {
     fn created(
         &self,
         caller: &Caller,
-        out: &abi::EntryOut,
+        mut out: abi::EntryOut,
         (entry, file): (&Entry, Opened),
         flags: OpenFlags,
         reply: &mut Reply<'_>,
     ) -> Outcome {
-        let granted = match self.grant(caller, out.nodeid, &entry.node, flags, file) {
+        let granting = if self.collecting.on() {
+            if flags.writes() {
+                // The kernel takes the answer for true even if it was told otherwise meanwhile; and it will not note times of direct writes.
+                (out.attr_valid, out.attr_valid_nsec) = (0, 0);
+            }
+            self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr))
+        } else {
+            self.grant(caller, out.nodeid, &entry.node, flags, file)
+        };
+        let granted = match granting {
             Ok(granted) => granted,
             Err(error) => {
                 self.forget_lookups(out.nodeid, 1);
                 return Err(error);
             }
         };
-        Ok(reply.created(out, &granted)?)
+        Ok(reply.created(&out, &granted)?)
     }
 
     /// Enters an open file into the tables and decides how it is served.
@@ -190,8 +217,7 @@ impl Door {
         // The kernel writes with the daemon's credentials, which would leave set-id bits in place; so such a file is written by us.
         let pass = descriptor.filter(|_| !set_id);
         let before = signature.flatten().map(|(digest, _)| digest);
-        let fh =
-            self.files.insert(OpenHandle { file: Arc::clone(&file), nodeid, flags, uid: caller.uid, stripped: AtomicU64::new(0), before });
+        let fh = self.files.insert(OpenHandle { before, ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
             let state = record.open_state();
             state.add(fh, flags, Arc::clone(&file));
@@ -219,6 +245,64 @@ impl Door {
         Ok(out)
     }
 
+    /// The same where the kernel collects writes: those that the layer lets it collect go to the page cache, all others pass it by, one
+    /// request each. Who reads is cached. `created` are the attributes of a file that is new.
+    fn grant_collecting(
+        &self,
+        caller: &Caller,
+        nodeid: u64,
+        node: &Node,
+        flags: OpenFlags,
+        file: Opened,
+        created: Option<&Attr>,
+    ) -> Outcome<abi::OpenOut> {
+        let offered = flags.writes() && file.collected().is_some();
+        let collected = offered && !self.prefers_direct(nodeid) && self.collecting.join(nodeid, &file);
+        let direct = flags.writes() && !collected;
+        let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
+        let fh =
+            self.files.insert(OpenHandle { collected, times, last_use: offered.then(Use::new), ..handle(caller, nodeid, flags, &file) });
+        let begun = self.inodes.with(nodeid, |record| {
+            let state = record.open_state();
+            state.add(fh, flags, Arc::clone(&file));
+            self.passthrough.begin(state, None)
+        });
+        let Some((_, left)) = begun else {
+            self.ungrant(fh);
+            return Err(Errno::ESTALE.into());
+        };
+        self.passthrough.finish(left, nodeid, &self.inodes);
+        // An open without this flag drops the pages of the file, after passing on what was collected.
+        let keep = flags.writes() || self.collecting.collects(nodeid) || self.cache_stays(caller, nodeid, node, &file);
+        let mut open_flags = self.always() | if keep { fopen::KEEP_CACHE } else { 0 };
+        if direct {
+            // The kernel still has writes that append or go past the end one after the other.
+            open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        }
+        Ok(abi::OpenOut { fh, open_flags, backing_id: 0 })
+    }
+
+    /// Others may have changed a file while writes to it were collected.
+    fn changed_meanwhile(&self, nodeid: u64) {
+        if let Some((_, id)) = self.inodes.node_and_id(nodeid) {
+            self.change(Invalidation::Content { id });
+        }
+    }
+
+    /// A file is opened for direct writes, whose times the kernel will not note: keeps in mind which one it has now.
+    fn begin_direct(&self, caller: &Caller, nodeid: u64, node: &Node, file: &Opened, created: Option<&Attr>) -> Option<Arc<Times>> {
+        let known = self.inodes.with(nodeid, |record| record.open_state().times.as_ref().map(resync::one_more)).flatten();
+        known.or_else(|| {
+            let attr = created.copied().or_else(|| self.layer.getattr(caller, node, Some(&**file)).ok())?;
+            self.inodes.with(nodeid, |record| resync::begin(record.open_state(), &attr, created.is_some()))
+        })
+    }
+
+    /// Whether a file that could be collected is not worth it. Where it is collected already, a direct write would only get in the way.
+    fn prefers_direct(&self, nodeid: u64) -> bool {
+        self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false) && !self.collecting.collects(nodeid)
+    }
+
     fn always(&self) -> u32 {
         if self.options.lock_forwarding || self.options.reports_at_close { 0 } else { fopen::NOFLUSH }
     }
@@ -234,6 +318,20 @@ impl Door {
             }
             Coherence::PerCaller => false,
         }
+    }
+}
+
+fn handle(caller: &Caller, nodeid: u64, flags: OpenFlags, file: &Opened) -> OpenHandle {
+    OpenHandle {
+        file: Arc::clone(file),
+        nodeid,
+        flags,
+        uid: caller.uid,
+        stripped: AtomicU64::new(0),
+        collected: false,
+        last_use: None,
+        times: None,
+        before: None,
     }
 }
 

@@ -3,6 +3,9 @@
 //! Used by `ring.rs`. Why not a general library: the number of entries that the kernel has consumed must be readable from other threads
 //! ([`Consumed`]), because that is how one knows that a reply has been taken while the thread that gave it already waits for
 //! the next request in the same system call. Invariant: one thread creates, submits and reaps (`SINGLE_ISSUER`).
+//!
+//! The memory of the ring is ours (`NO_MMAP`): mapped from the ring's file it would keep that file, and with it the fuse device, as long as any
+//! thread of a killed process lives, and one that waits for the mount lives until the device is closed.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -16,10 +19,10 @@ const SETUP_SUBMIT_ALL: u32 = 1 << 7;
 const SETUP_SQE128: u32 = 1 << 10;
 const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
 const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
+const SETUP_NO_MMAP: u32 = 1 << 14;
 const SETUP_NO_SQARRAY: u32 = 1 << 16;
-const FEAT_SINGLE_MMAP: u32 = 1 << 0;
-const OFF_SQ_RING: libc::off_t = 0;
-const OFF_SQES: libc::off_t = 0x1000_0000;
+/// More than the heads and flags of both queues take in front of the completions.
+const RING_HEAD: usize = 1024;
 const ENTER_GETEVENTS: u32 = 1;
 const OP_URING_CMD: u8 = 46;
 const SQE_SIZE: usize = 128;
@@ -71,15 +74,21 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(fd: RawFd, len: usize, offset: libc::off_t) -> io::Result<Mapping> {
+    /// At least `len` bytes of zeros, whole pages.
+    fn new(len: usize) -> io::Result<Mapping> {
+        let len = len.next_multiple_of(rustix::param::page_size());
+        // Shared, so that a fork does not separate it from the pages that the kernel has.
+        let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
-        let start = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE, fd, offset)
-        };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
         NonNull::new(start.cast()).map(|start| Mapping { start, len }).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+    }
+
+    fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
     }
 
     /// A word shared with the kernel.
@@ -159,21 +168,26 @@ pub(super) struct Uring {
 impl Uring {
     /// A ring for `entries` commands at a time, to be used by the calling thread only. Linux 6.6 or later.
     pub(super) fn new(entries: u32) -> io::Result<Uring> {
+        let size = entries.next_power_of_two() as usize;
+        // The kernel makes the completion queue twice as long as the submission queue.
+        let rings = Mapping::new(RING_HEAD + 2 * size * CQE_SIZE)?;
+        let sqes = Mapping::new(size * SQE_SIZE)?;
         let mut params = Params {
-            flags: SETUP_SQE128 | SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_NO_SQARRAY | SETUP_SUBMIT_ALL,
+            flags: SETUP_SQE128 | SETUP_SINGLE_ISSUER | SETUP_DEFER_TASKRUN | SETUP_NO_SQARRAY | SETUP_SUBMIT_ALL | SETUP_NO_MMAP,
+            sq_off: Offsets { user_addr: sqes.address(), ..Offsets::default() },
+            cq_off: Offsets { user_addr: rings.address(), ..Offsets::default() },
             ..Params::default()
         };
-        // SAFETY: the kernel reads and fills `params`, which has the layout of its struct (size asserted above).
+        // SAFETY: the kernel reads and fills `params`, which has the layout of its struct (size asserted above), and takes the pages of the two
+        // mappings, which outlive the ring.
         let raw = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, &raw mut params) };
         let raw = RawFd::try_from(raw).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: made just now, and owned by nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        if params.features & FEAT_SINGLE_MMAP == 0 {
-            return Err(io::Error::from_raw_os_error(libc::ENOSYS));
-        }
         let cqes = params.cq_off.dropped_or_cqes as usize;
-        let rings = Mapping::new(fd.as_raw_fd(), cqes + params.cq_entries as usize * CQE_SIZE, OFF_SQ_RING)?;
-        let sqes = Mapping::new(fd.as_raw_fd(), params.sq_entries as usize * SQE_SIZE, OFF_SQES)?;
+        if cqes + params.cq_entries as usize * CQE_SIZE > rings.len || params.sq_entries as usize * SQE_SIZE > sqes.len {
+            return Err(io::Error::from_raw_os_error(libc::EPROTO));
+        }
         Ok(Uring {
             sq_head: rings.word(params.sq_off.head)?,
             sq_tail: rings.word(params.sq_off.tail)?,

@@ -218,6 +218,21 @@ impl HostNode {
         true
     }
 
+    /// The names that lead here from the root, as last seen; `None` for a file without one.
+    pub(super) fn path(&self) -> Option<Vec<u8>> {
+        let (mut names, mut place) = (Vec::new(), self.place());
+        for _ in 0..DEPTH_MAX {
+            let Some(Place { parent, name }) = place else { break };
+            names.push(name);
+            if parent.is_root() {
+                let names: Vec<&[u8]> = names.iter().rev().map(ShortName::bytes).collect();
+                return Some(names.join(&b'/'));
+            }
+            place = parent.place();
+        }
+        self.is_root().then(Vec::new)
+    }
+
     /// The directory's descriptor where it is held, marked as used.
     pub(super) fn descriptor(&self) -> Option<Arc<Held>> {
         let mut state = self.state.lock();

@@ -94,6 +94,17 @@ impl Field for Option<u32> {
     }
 }
 
+impl Field for Option<u64> {
+    fn set(&mut self, value: Option<&[u8]>) -> Result<(), String> {
+        let value = text(value)?;
+        *self = Some(value.parse().map_err(|_| format!("takes a whole number from 0 on, not \"{value}\""))?);
+        Ok(())
+    }
+    fn print(&self) -> Vec<Vec<u8>> {
+        self.iter().map(|value| value.to_string().into_bytes()).collect()
+    }
+}
+
 impl Field for Option<i64> {
     fn set(&mut self, value: Option<&[u8]>) -> Result<(), String> {
         let value = text(value)?;
@@ -222,6 +233,7 @@ fn layer(place: usize, mut table: toml::Table) -> Result<LayerSpec, SpecError> {
         LayerSpec::Readonly(_) => typed(table, super::ReadonlySpec::KEYS).map(LayerSpec::Readonly),
         LayerSpec::Throttle(_) => typed(table, super::ThrottleSpec::KEYS).map(LayerSpec::Throttle),
         LayerSpec::Trace(_) => typed(table, super::TraceSpec::KEYS).map(LayerSpec::Trace),
+        LayerSpec::Cage(_) => typed(table, super::CageSpec::KEYS).map(LayerSpec::Cage),
     };
     read.map_err(|error| SpecError(format!("layer {place} ({name}): {error}")))
 }

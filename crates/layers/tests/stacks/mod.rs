@@ -19,6 +19,8 @@ pub const INVISIBLE: &[&str] = &[
     "remap:hide=never-used-name-*",
     "remap:uid-offset=10 | remap:uid-offset=-10",
     "remap:gid-offset=-0 | trace | remap | trace",
+    "cage:size=1000G",
+    "cage:size=1000G,inodes=1000000,when-full=drop-oldest | trace | cage:inodes=1000000",
 ];
 
 /// Builds a stack from its one-line form.

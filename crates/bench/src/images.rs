@@ -1,0 +1,41 @@
+//! New file systems in image files, under loop devices. Called by `scratch` and `mounted`; needs root.
+//!
+//! Invariant: every device and mount is entered in the [`Undo`] list before anything else can fail.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Doing, Failure};
+use crate::programs;
+use crate::undo::{self, Effect, Undo};
+
+/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it.
+pub fn make(image: &Path, kind: &str, bytes: u64, log: &Path) -> Result<(), Failure> {
+    let file = fs::File::create(image).doing("creating", image)?;
+    file.set_len(bytes).doing("sizing", image)?;
+    drop(file);
+    let maker = format!("mkfs.{kind}");
+    let program = programs::find(&maker).ok_or_else(|| Failure::new(format!("{maker} is not installed")))?;
+    let arguments: &[&str] = match kind {
+        // Lazy initialisation would write in the background during the measurements.
+        "ext4" => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+        _ => &["-q", "-f"],
+    };
+    programs::run(Command::new(program).args(arguments).arg(image), log).map(drop)
+}
+
+/// Puts the image under a loop device, whose path is returned.
+pub fn attach(image: &Path, direct_io: bool, undo: &Undo, log: &Path) -> Result<PathBuf, Failure> {
+    let mut command = Command::new("losetup");
+    command.args(["-f", "--show"]).arg(if direct_io { "--direct-io=on" } else { "--direct-io=off" }).arg(image);
+    let device = PathBuf::from(programs::run(&mut command, log)?);
+    // Entered after the fact, because its name is the program's answer; `undo::remove_tree` finds it too.
+    undo.enter(Effect::Loop(device.clone())).inspect_err(|_| drop(undo::release_loop(&device)))?;
+    Ok(device)
+}
+
+/// Mounts the device at `point`, which must be entered already.
+pub fn mount(device: &Path, kind: &str, point: &Path, log: &Path) -> Result<(), Failure> {
+    programs::run(Command::new("mount").args(["-t", kind]).arg(device).arg(point), log).map(drop)
+}

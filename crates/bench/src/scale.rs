@@ -1,0 +1,276 @@
+//! How much work each test does: the usual amounts, those of `--quick` and `--full`, and the options that change them.
+//!
+//! `options` calls [`arguments`] for the grammar and [`scale`] for the meaning; a table names the options it knows.
+
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+
+use crate::failure::Failure;
+use crate::report::Point;
+use crate::table::Table;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+const GIB: u64 = 1024 * MIB;
+/// iozone leaves out records below this for files above [`SMALL_RECORD_FILES`]: they would dominate the run.
+const SMALL_RECORDS: u64 = 64 * KIB;
+const SMALL_RECORD_FILES: u64 = 32 * MIB;
+/// Cages are this large where there is [`PLENTY`] of room, and [`TIGHT_CAGE`] elsewhere: enough for writes to be
+/// collected freely, and an image that is set aside whole leaves room for the rest.
+const CAGE: u64 = 10 * GIB;
+const PLENTY: u64 = 30 * GIB;
+const TIGHT_CAGE: u64 = 4 * GIB;
+/// File systems that are mounted in cages need some room.
+const SMALLEST_CAGE: u64 = 320 * MIB;
+
+/// How much work each test does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scale {
+    /// Rounds; each target is measured once a round.
+    pub rounds: u32,
+    /// Points of iozone's automatic mode.
+    pub points: Vec<Point>,
+    /// Bytes of the page-cache file.
+    pub cache: u64,
+    /// Small files.
+    pub files: u64,
+    /// Files of the big directory.
+    pub listing: u64,
+    /// Files of the source tree.
+    pub tree: u64,
+    /// Blocks of 1 MiB that dd writes.
+    pub dd: u64,
+    /// Lines appended; a tenth of it where the lines are short and a shell appends them.
+    pub appends: u64,
+    /// Size of the cages.
+    pub cage: u64,
+    /// Size of the cages that are filled.
+    pub fill: u64,
+}
+
+impl Scale {
+    /// What of it matters for a table, for people.
+    pub fn describe(&self, table: &Table) -> String {
+        let shown = |id: &str| {
+            Some(match id {
+                "files" => format!("{} small files", self.files),
+                "listing" => format!("{} files in the big directory", self.listing),
+                "tree" => format!("{} in the tree", self.tree),
+                "cache" => format!("page-cache file of {} MiB", self.cache >> 20),
+                "dd" => format!("dd of {} MiB", self.dd),
+                "appends" => format!("{} lines (short ones by the shell: {})", self.appends, self.shell_short()),
+                "cage" => format!("cages of {} MiB", self.cage >> 20),
+                "fill" => format!("{} MiB where they are filled", self.fill >> 20),
+                _ => return None,
+            })
+        };
+        table.amounts.iter().filter_map(|id| shown(id)).collect::<Vec<String>>().join(", ")
+    }
+
+    /// Short lines that a shell appends.
+    pub fn shell_short(&self) -> u64 {
+        self.appends.div_ceil(10)
+    }
+}
+
+fn number(id: &'static str, help: &'static str) -> Arg {
+    Arg::new(id).long(id).value_name("N").help(help).value_parser(value_parser!(u64).range(1..))
+}
+
+/// An option that takes a size.
+pub fn size(id: &'static str, help: &'static str) -> Arg {
+    Arg::new(id).long(id).value_name("SIZE").help(help).value_parser(parse_size)
+}
+
+fn sizes(id: &'static str, help: &'static str) -> Arg {
+    size(id, help).value_name("LIST").value_delimiter(',')
+}
+
+/// The options about amounts that `table` knows.
+pub fn arguments(table: &Table) -> Vec<Arg> {
+    let quick = Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("A minute or a few: small amounts, three rounds");
+    let full = Arg::new("full").long("full").action(ArgAction::SetTrue).conflicts_with("quick");
+    let known = [
+        full.help("Every file and record size of iozone's automatic mode: hours"),
+        sizes("sizes", "File sizes of the iozone tests"),
+        sizes("records", "Record sizes of the iozone tests"),
+        size("cache", "Size of the page-cache file"),
+        number("files", "Small files"),
+        number("listing", "Files of the big directory"),
+        number("tree", "Files of the source tree"),
+        size("cage", "Size of cages and images (default 10G, or 4G where less than 30G are free)"),
+        number("dd", "Blocks of 1 MiB that dd writes (default 1000)"),
+        number("appends", "Lines appended in each test (default 100000)"),
+        size("fill", "Size of the cages that are filled (default 1G)"),
+    ];
+    let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
+    [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
+}
+
+/// The amounts asked for, with cages that suit the bytes that are free where they will lie.
+pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
+    // A table does not have the options that are not about it.
+    let flag = |id: &str| matches.try_get_one::<bool>(id).ok().flatten().copied().unwrap_or(false);
+    let list = |id: &str| -> Vec<u64> { matches.try_get_many::<u64>(id).ok().flatten().into_iter().flatten().copied().collect() };
+    let number = |id: &str| matches.try_get_one::<u64>(id).ok().flatten().copied();
+    let mut scale = if flag("quick") { quick_scale() } else { usual_scale() };
+    if flag("full") {
+        scale.points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
+    }
+    scale.cage = if free >= PLENTY { CAGE } else { TIGHT_CAGE };
+    let (sizes, records) = (list("sizes"), list("records"));
+    if !sizes.is_empty() || !records.is_empty() {
+        let sizes = if sizes.is_empty() { vec![MIB, 16 * MIB] } else { sizes };
+        let records = if records.is_empty() { vec![4 * KIB, 64 * KIB, MIB] } else { records };
+        scale.points = points(&sizes, &records, false);
+        if scale.points.is_empty() {
+            return Err(Failure::new("no record size divides a file size"));
+        }
+    }
+    if let Some(rounds) = number("rounds") {
+        scale.rounds = u32::try_from(rounds).map_err(|_| Failure::new("too many rounds"))?;
+    }
+    for (id, amount) in [
+        ("cache", &mut scale.cache),
+        ("files", &mut scale.files),
+        ("listing", &mut scale.listing),
+        ("tree", &mut scale.tree),
+        ("dd", &mut scale.dd),
+        ("appends", &mut scale.appends),
+        ("cage", &mut scale.cage),
+        ("fill", &mut scale.fill),
+    ] {
+        *amount = number(id).unwrap_or(*amount);
+    }
+    check(&scale)?;
+    Ok(scale)
+}
+
+fn check(scale: &Scale) -> Result<(), Failure> {
+    if scale.cache < MIB || !scale.cache.is_multiple_of(MIB) {
+        return Err(Failure::new("--cache must be a multiple of 1M"));
+    }
+    for (id, bytes) in [("cage", scale.cage), ("fill", scale.fill)] {
+        if bytes < SMALLEST_CAGE || !bytes.is_multiple_of(MIB) {
+            return Err(Failure::new(format!("--{id} must be a multiple of 1M and at least {}M", SMALLEST_CAGE / MIB)));
+        }
+    }
+    // The longest lines, an eighth for what the file systems need themselves, and what is warm beside them.
+    let needed = (scale.dd * MIB).max(scale.appends.saturating_mul(4 * KIB)).max(scale.cache.saturating_mul(2));
+    if scale.cage / 8 * 7 < needed {
+        return Err(Failure::new(format!("--cage must be larger: the tests write up to {} MiB", needed / MIB)));
+    }
+    Ok(())
+}
+
+fn usual_scale() -> Scale {
+    let sizes = [64 * KIB, MIB, 16 * MIB, 128 * MIB];
+    Scale {
+        rounds: 5,
+        points: points(&sizes, &[4 * KIB, 64 * KIB, MIB, 16 * MIB], true),
+        cache: 256 * MIB,
+        files: 20_000,
+        listing: 200_000,
+        tree: 1_650,
+        dd: 1000,
+        appends: 100_000,
+        cage: CAGE,
+        fill: GIB,
+    }
+}
+
+fn quick_scale() -> Scale {
+    let points = vec![Point { file: MIB, record: 4 * KIB }, Point { file: 16 * MIB, record: 64 * KIB }];
+    Scale {
+        rounds: 3,
+        points,
+        cache: 32 * MIB,
+        files: 2_000,
+        listing: 5_000,
+        tree: 400,
+        dd: 200,
+        appends: 20_000,
+        fill: 512 * MIB,
+        ..usual_scale()
+    }
+}
+
+fn doubling(from: u64, to: u64) -> Vec<u64> {
+    std::iter::successors(Some(from), |size| size.checked_mul(2)).take_while(|size| *size <= to).collect()
+}
+
+/// Every pair of a file size and a record size that divides it; `as_iozone` leaves out small records in big files.
+fn points(sizes: &[u64], records: &[u64], as_iozone: bool) -> Vec<Point> {
+    let mut points = Vec::new();
+    for file in sizes {
+        for record in records {
+            let dominated = as_iozone && *file > SMALL_RECORD_FILES && *record < SMALL_RECORDS;
+            if record <= file && file.is_multiple_of(*record) && !dominated {
+                points.push(Point { file: *file, record: *record });
+            }
+        }
+    }
+    points
+}
+
+/// A size with an optional suffix K, M or G (powers of 1024).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, factor) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (text.get(..at), KIB),
+        Some((at, 'm' | 'M')) => (text.get(..at), MIB),
+        Some((at, 'g' | 'G')) => (text.get(..at), GIB),
+        _ => (Some(text), 1),
+    };
+    let number = digits.and_then(|digits| digits.parse::<u64>().ok()).filter(|number| *number > 0);
+    number.and_then(|number| number.checked_mul(factor)).ok_or_else(|| format!("{text} is not a size such as 64K or 16M"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::{LOGS, MIRROR};
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_size("64K"), Ok(65536));
+        assert_eq!(parse_size("16m"), Ok(16 << 20));
+        assert_eq!(parse_size("512"), Ok(512));
+        for bad in ["", "K", "0", "-1", "1T", "1.5M", "99999999999999999999", "99999999999999G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn full_mode_is_iozones() {
+        let points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
+        assert_eq!(points.first(), Some(&Point { file: 64 * KIB, record: 4 * KIB }));
+        assert_eq!(points.last(), Some(&Point { file: 512 * MIB, record: 16 * MIB }));
+        // Ten file sizes up to 32 MiB with 5 to 13 records, then four with the nine records from 64 KiB.
+        assert_eq!(points.len(), (5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13 + 13) + 4 * 9);
+    }
+
+    #[test]
+    fn tables_have_their_own_amounts() {
+        let of = |words: &[&str]| {
+            let matches =
+                crate::options::command().try_get_matches_from([&["bench"], words].concat()).map_err(|error| error.to_string())?;
+            scale(matches.subcommand().unwrap().1, PLENTY).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(of(&["logs", "--dd", "3", "--appends", "15"]).map(|scale| (scale.dd, scale.shell_short())), Ok((3, 2)));
+        assert_eq!(of(&["mirror", "--quick"]), Ok(quick_scale()));
+        let matches = crate::options::command().try_get_matches_from(["bench", "logs"]).unwrap();
+        assert_eq!(scale(matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
+        assert!(of(&["mirror", "--dd", "3"]).is_err() && of(&["logs", "--listing", "3"]).is_err());
+        assert!(of(&["logs", "--cage", "1G", "--dd", "1000"]).unwrap_err().contains("larger"));
+        assert!(of(&["logs", "--fill", "1M"]).unwrap_err().contains("at least"));
+    }
+
+    #[test]
+    fn amounts_are_told() {
+        let scale = quick_scale();
+        assert_eq!(
+            scale.describe(&MIRROR),
+            "page-cache file of 32 MiB, 2000 small files, 5000 files in the big directory, 400 in the tree"
+        );
+        assert!(scale.describe(&LOGS).starts_with("cages of 10240 MiB, dd of 200 MiB, 20000 lines (short ones by the shell: 2000)"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Other sizes for an image.
+//!
+//! Growing: file, device, file system. Shrinking: file system, device, file. So whatever is cut short, by a crash or a failure, leaves a
+//! file system that is no larger than its file, and the same command again completes it. While ext4 is resized unmounted, it is damaged in
+//! between, and what resize2fs can keep for such a case (`-z`) is not complete when it is killed: so it works on a copy of what is in use,
+//! which takes the image's place when it is whole.
+
+use super::{
+    image::Image,
+    mounting, programs,
+    programs::{BTRFS, E2IMAGE, RESIZE2FS, XFS_GROWFS},
+};
+use crate::{
+    cage::engine::{FileSystem, Tell},
+    failure::{Exit, Failure},
+    report::path_text,
+};
+use rustix::{
+    fs::statvfs,
+    thread::{CapabilitySet, capabilities},
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    path::Path,
+    process::Output,
+    thread,
+    time::Duration,
+};
+
+/// Makes the cage at `place` larger, or completes what was begun.
+///
+/// # Errors
+/// No room on the host: nothing has changed. A file system that does not grow: its image has.
+pub fn grow(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+    let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
+    let enlarge = || image.set_length(bytes, !sparse);
+    if image.fstype == FileSystem::Ext4 && !may_grow_mounted() {
+        tell("without CAP_SYS_RESOURCE, ext4 grows only unmounted: the cage is unmounted for as long as that takes");
+        drop(device);
+        let before = image.length()?;
+        // Whether the host has the room is found out before anybody is disturbed.
+        enlarge()?;
+        return unmounted(image, sparse, place, bytes).map_err(|failure| match image.set_length(before, false) {
+            Ok(()) => failure,
+            Err(also) => failure.next(also.what),
+        });
+    }
+    enlarge()?;
+    device.follow_length().map_err(|error| Failure::io("cannot resize", path_text(&device.path), &error))?;
+    let grown = match image.fstype {
+        FileSystem::Ext4 => programs::run(RESIZE2FS, &[device.path.as_os_str()], 0),
+        FileSystem::Xfs => programs::run(XFS_GROWFS, &[OsStr::new("-d"), place.as_os_str()], 0),
+        FileSystem::Btrfs => btrfs_resize("max", place),
+    };
+    grown.map_err(|failure| failure.next("the image has its new size already; the same command again completes it"))?;
+    // Before Linux 6.17, what the kernel has filled with zeros was given back to the host.
+    if sparse { Ok(()) } else { enlarge() }
+}
+
+/// Whether the kernel lets this process resize a mounted ext4.
+fn may_grow_mounted() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE))
+}
+
+/// Makes the cage smaller.
+///
+/// # Errors
+/// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted. Nothing has changed.
+pub fn shrink(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+    match image.fstype {
+        FileSystem::Xfs => Err(Failure::new("XFS cannot shrink").next(
+            "a smaller cage has to be made anew and the content copied; cages with --fstype=ext4 or btrfs, or --engine=fuse, can shrink",
+        )),
+        FileSystem::Btrfs => shrink_btrfs(image, place, bytes),
+        FileSystem::Ext4 => shrink_ext4(image, sparse, place, bytes, tell),
+    }
+}
+
+fn shrink_btrfs(image: &Image, place: &Path, bytes: u64) -> Result<(), Failure> {
+    let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
+    let size = bytes.to_string();
+    let mut shrunk = btrfs_settled(&size, place);
+    // Room that was in use once stays with data or metadata until its chunks are emptied: only then can the end be moved elsewhere. First
+    // the chunks that are empty, which takes no room, then those that are half full. (Where data and metadata share their room, both words have to say the same.)
+    for usage in [["-dusage=0", "-musage=0"], ["-dusage=50", "-musage=50"]] {
+        if shrunk.is_err() {
+            let words = [&["balance", "start"], &usage[..]].concat();
+            let words: Vec<&OsStr> = words.into_iter().map(OsStr::new).chain([place.as_os_str()]).collect();
+            shrunk = programs::run(BTRFS, &words, 0).and_then(|_| btrfs_resize(&size, place));
+        }
+    }
+    shrunk.map_err(|failure| failure.next("what is in use has to fit, and has to be moved: a smaller step may do"))?;
+    sync(place)?;
+    image.set_length(bytes, false)?;
+    device.follow_length().map_err(|error| Failure::io("cannot resize", path_text(&device.path), &error))
+}
+
+/// Shrinks once the kernel's cleaner has freed the chunks of what was deleted just now: a sync of Btrfs' own kind wakes it, and it takes its
+/// time.
+fn btrfs_settled(size: &str, place: &Path) -> Result<Output, Failure> {
+    const ATTEMPTS: u32 = 12;
+    let mut shrunk = Err(Failure::new("not tried"));
+    for attempt in 0..ATTEMPTS {
+        programs::run(BTRFS, &[OsStr::new("filesystem"), OsStr::new("sync"), place.as_os_str()], 0)?;
+        shrunk = btrfs_resize(size, place);
+        // Room that files are in does not get free by waiting.
+        let used = statvfs(place).map_or(u64::MAX, |stat| stat.f_blocks.saturating_sub(stat.f_bfree) * stat.f_frsize);
+        if shrunk.is_ok() || size.parse::<u64>().is_ok_and(|size| used >= size) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50) * attempt);
+    }
+    shrunk
+}
+
+fn btrfs_resize(size: &str, place: &Path) -> Result<Output, Failure> {
+    programs::run(BTRFS, &[OsStr::new("filesystem"), OsStr::new("resize"), OsStr::new(size), place.as_os_str()], 0)
+}
+
+/// What the file system has moved is on the disk before its old place goes.
+fn sync(place: &Path) -> Result<(), Failure> {
+    let synced = File::open(place).and_then(|directory| Ok(rustix::fs::syncfs(directory)?));
+    synced.map_err(|error| Failure::io("cannot sync", path_text(place), &error))
+}
+
+fn shrink_ext4(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+    mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
+    tell("ext4 shrinks only unmounted: the cage is unmounted for as long as that takes");
+    unmounted(image, sparse, place, bytes)
+}
+
+/// Gives ext4 a new size while the cage is unmounted, and mounts it again whatever came of it.
+fn unmounted(image: &Image, sparse: bool, place: &Path, bytes: u64) -> Result<(), Failure> {
+    mounting::unmount(place, false)?;
+    let resized = image.released().and_then(|()| resized_copy(image, bytes));
+    let back = mounting::mount(resized.as_ref().unwrap_or(image), sparse, place, None).map(drop);
+    match (resized, back) {
+        (Err(failure), Err(back)) => Err(failure.next(format!("and it could not be mounted again: {}", back.what))),
+        (Err(failure), Ok(())) => Err(failure),
+        (Ok(_), Err(back)) => Err(back),
+        // Only now: until its place was taken, the old image had this room.
+        (Ok(resized), Ok(())) => resized.set_length(bytes, !sparse),
+    }
+}
+
+/// A copy of the image takes its place, with another size.
+fn resized_copy(image: &Image, bytes: u64) -> Result<Image, Failure> {
+    image.replaced(|copy| {
+        let words = [OsStr::new("-r"), OsStr::new("-a"), image.path.as_os_str(), copy.as_os_str()];
+        let copied = programs::run(E2IMAGE, &words, 0);
+        copied.map_err(|failure| failure.next("meanwhile, the host needs room for a copy of what is in the cage; nothing has changed"))?;
+        programs::check_ext4(copy)?;
+        let size = OsString::from(format!("{}K", bytes / 1024));
+        let resized = programs::run(RESIZE2FS, &[copy.as_os_str(), &size], 0);
+        resized.map_err(|failure| failure.next("what is in the cage has to fit; nothing has changed"))?;
+        // What resize2fs may leave behind its end.
+        let cut = File::options().write(true).open(copy).and_then(|file| file.set_len(bytes));
+        cut.map_err(|error| Failure::io("cannot give its size to", path_text(copy), &error))
+    })
+}
+
+fn not_mounted(place: &Path) -> Failure {
+    let place = path_text(place);
+    Failure::new(format!("the cage at {place} is not mounted"))
+        .exit(Exit::NotFound)
+        .next(format!("`nacre cage --engine=loop {place}` mounts it"))
+}

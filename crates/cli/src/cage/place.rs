@@ -1,0 +1,120 @@
+//! Whether a cage can stand where it is asked for: directories that exist, not within each other's reach, not caged already.
+//!
+//! Called before anything is mounted, for `nacre cage` and for every stack with a cage in it.
+
+use super::report::CageReport;
+use crate::{
+    failure::{Exit, Failure},
+    mountinfo::MountEntry,
+    report::path_text,
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The directory that is to be caged, resolved.
+///
+/// # Errors
+/// A path that leads nowhere, or to something else than a directory.
+pub fn directory(named: &Path) -> Result<PathBuf, Failure> {
+    let text = path_text(named);
+    let failed = |error: std::io::Error| Failure::io("cannot use the directory", &text, &error);
+    let real = fs::canonicalize(named).map_err(|error| {
+        let gone = error.kind() == std::io::ErrorKind::NotFound;
+        let failure = failed(error);
+        if gone { failure.next("make it first: a cage limits a directory that is there") } else { failure }
+    })?;
+    let data = fs::metadata(&real).map_err(failed)?;
+    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("{text} is not a directory"))) }
+}
+
+/// Refuses a cage that would be within reach of its own mount. Both paths are resolved.
+///
+/// # Errors
+/// One of the two lies inside of the other.
+pub fn apart(directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
+    if directory == mountpoint {
+        return Ok(());
+    }
+    let (of, at) = (path_text(directory), path_text(mountpoint));
+    if directory.starts_with(mountpoint) {
+        return Err(Failure::new(format!("the directory {of} lies inside of its own mount point {at}: the mount would cover it"))
+            .next(format!("cage it in place (`nacre cage ... {of}`), or choose a mount point elsewhere")));
+    }
+    if mountpoint.starts_with(directory) {
+        return Err(Failure::new(format!("the mount point {at} lies inside of the directory {of}: the cage would contain itself"))
+            .next("choose a mount point elsewhere, or none: then the cage is mounted over the directory itself"));
+    }
+    Ok(())
+}
+
+/// Refuses a second cage for a directory: each would count what goes through the other only afterwards. `table` is the table of mounts.
+///
+/// # Errors
+/// The directory is the root of a cage, or what a cage shows; or it was one whose mount is detached and has users left.
+pub fn uncaged(directory: &Path, cages: &[CageReport], table: &[MountEntry]) -> Result<(), Failure> {
+    let text = path_text(directory);
+    let Some(cage) = cages.iter().find(|cage| cage.attached && (cage.directory == text || cage.mountpoint == text)) else { return Ok(()) };
+    if cage.pid != 0 && !table.iter().any(|entry| path_text(&entry.mountpoint) == cage.mountpoint) {
+        let what = format!("the cage of {text} is unmounted, but files in it are still open: process {} serves them", cage.pid);
+        return Err(Failure::new(what).exit(Exit::Busy).next("it ends with the last of its users; reload or restart them"));
+    }
+    let place = if cage.mountpoint == text { String::new() } else { format!(" at {}", cage.mountpoint) };
+    Err(Failure::new(format!("{text} is a cage already{place} (engine {})", cage.engine))
+        .next(format!("`nacre cage resize {text} SIZE` changes its limit, `nacre umount {}` ends it", cage.mountpoint)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mountinfo;
+
+    #[test]
+    fn a_cage_is_not_within_reach_of_its_own_mount() {
+        for (directory, mountpoint, says) in [
+            ("/a/b", "/a/b", None),
+            ("/a/b", "/a/bc", None),
+            ("/a/bc", "/a/b", None),
+            ("/a/b", "/a", Some("inside of its own mount point /a")),
+            ("/a/b", "/", Some("inside of its own mount point /")),
+            ("/a", "/a/b/c", Some("the mount point /a/b/c lies inside of the directory /a")),
+            ("/", "/a", Some("the mount point /a lies inside of the directory /")),
+        ] {
+            let found = apart(Path::new(directory), Path::new(mountpoint)).err().map(|failure| failure.what);
+            assert_eq!(found.is_some(), says.is_some(), "{directory} {mountpoint}");
+            assert!(found.unwrap_or_default().contains(says.unwrap_or_default()), "{directory} {mountpoint}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_caged_twice() {
+        let cage = CageReport { directory: "/a".to_owned(), mountpoint: "/b".to_owned(), attached: true, ..CageReport::default() };
+        let gone = CageReport { directory: "/d".to_owned(), mountpoint: "/d".to_owned(), attached: false, ..CageReport::default() };
+        let detached =
+            CageReport { directory: "/e".to_owned(), mountpoint: "/e".to_owned(), attached: true, pid: 7, ..CageReport::default() };
+        let cages = [cage, gone, detached];
+        for (directory, exit) in [
+            ("/a", Some(Exit::Failure)),
+            ("/b", Some(Exit::Failure)),
+            ("/a/nested", None),
+            ("/", None),
+            ("/d", None),
+            ("/e", Some(Exit::Busy)),
+        ] {
+            let found = uncaged(Path::new(directory), &cages, &[]).err().map(|failure| failure.exit);
+            assert_eq!(found, exit, "{directory}");
+        }
+        let table = mountinfo::parse(b"99 35 0:43 / /e rw - fuse.nacre cage:/e rw\n");
+        assert_eq!(uncaged(Path::new("/e"), &cages, &table).unwrap_err().exit, Exit::Failure);
+    }
+
+    #[test]
+    fn only_directories_can_be_caged() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::write(scratch.path().join("file"), "").unwrap();
+        assert_eq!(directory(&scratch.path().join("missing")).unwrap_err().exit, Exit::NotFound);
+        assert!(directory(&scratch.path().join("file")).unwrap_err().what.contains("is not a directory"));
+        assert_eq!(directory(scratch.path()).unwrap(), fs::canonicalize(scratch.path()).unwrap());
+    }
+}

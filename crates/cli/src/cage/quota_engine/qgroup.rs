@@ -1,0 +1,196 @@
+//! Btrfs qgroups: what a subvolume refers to is limited, whoever else refers to it, too.
+//!
+//! The figures come from sysfs, where the kernel shows what it counts at the moment, not what it wrote last.
+
+use super::{caged_already, mount_of, refused, unable};
+use crate::{
+    cage::{
+        engine::{EngineKind, Figures, Wanted},
+        record::{Detail, Record},
+    },
+    failure::{Exit, Failure},
+    report::path_text,
+};
+use nacre_sys::btrfs_quota::{self, SUBVOLUME_INODE};
+use rustix::{
+    fs::{Mode, OFlags, openat},
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen},
+};
+use std::{
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Makes the cage.
+///
+/// # Errors
+/// A directory that is no subvolume, quotas that are off, a limit that somebody else has set.
+pub fn create(wanted: &Wanted, bytes: u64, open: &File, known: Option<&Record>) -> Result<Record, Failure> {
+    let name = wanted.directory.as_path();
+    no_inodes(wanted.inodes.is_some())?;
+    let inode = open.metadata().map_err(|error| refused("cannot look at", name, &error))?.ino();
+    if inode != SUBVOLUME_INODE {
+        let text = path_text(name);
+        return Err(unable(name, "on Btrfs, only subvolumes have limits").next(format!(
+            "`mv {text} {text}.old; btrfs subvolume create {text}; cp -a --reflink=always {text}.old/. {text}/` makes it one; or use --engine=fuse"
+        )));
+    }
+    let subvolume = btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", name, &error))?;
+    if limit(&group(open, name, subvolume)?).is_some() {
+        if known.is_some_and(|record| record.detail == Detail::Qgroup { subvolume }) {
+            return Err(caged_already(name));
+        }
+        return Err(unable(name, "somebody else has limited it already")
+            .next(format!("`btrfs qgroup limit none {}` lifts that limit", path_text(name))));
+    }
+    let record = Record::new(EngineKind::Quota, name, name, bytes, None, Detail::Qgroup { subvolume });
+    large_enough(bytes)?;
+    record.save()?;
+    match set(&record, false, open) {
+        Ok(()) => Ok(record),
+        Err(failure) => {
+            record.remove()?;
+            Err(failure)
+        }
+    }
+}
+
+fn no_inodes(asked: bool) -> Result<(), Failure> {
+    if !asked {
+        return Ok(());
+    }
+    Err(Failure::usage("Btrfs limits no inodes").next("--engine=fuse does"))
+}
+
+/// The directory of sysfs that shows a subvolume's group.
+fn group(open: &File, name: &Path, subvolume: u64) -> Result<PathBuf, Failure> {
+    let filesystem = btrfs_quota::filesystem(open.as_fd()).map_err(|error| refused("cannot look at", name, &error))?;
+    let groups = PathBuf::from(format!("/sys/fs/btrfs/{filesystem}/qgroups"));
+    let group = groups.join(format!("0_{subvolume}"));
+    if group.is_dir() {
+        return Ok(group);
+    }
+    let text = path_text(name);
+    Err(unable(name, "quotas are off on its file system").next(format!("`btrfs quota enable {text}` turns them on; or use --engine=fuse")))
+}
+
+/// The limit that is set, bytes.
+fn limit(group: &Path) -> Option<u64> {
+    const MAX_REFERENCED: u64 = 1;
+    let set = number(group, "limit_flags").is_some_and(|flags| flags & MAX_REFERENCED != 0);
+    number(group, "max_referenced").filter(|_| set)
+}
+
+/// A directory of the file system outside of the cage: a change made through the cage itself would have to find room in it.
+fn outside(name: &Path) -> Result<OwnedFd, Failure> {
+    const TOP_LEVEL: &str = "5";
+    let source = mount_of(name)?.source;
+    let top = || -> rustix::io::Result<OwnedFd> {
+        let context = fsopen("btrfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_set_string(&context, "source", &source)?;
+        fsconfig_set_string(&context, "subvolid", TOP_LEVEL)?;
+        fsconfig_create(&context)?;
+        // Never attached: nobody sees it, and it is gone when it is closed.
+        let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        openat(&tree, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    };
+    top().map_err(|error| refused("cannot open the file system of", name, &error.into()))
+}
+
+fn number(group: &Path, file: &str) -> Option<u64> {
+    fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
+}
+
+fn subvolume_of(record: &Record) -> Result<u64, Failure> {
+    match record.detail {
+        Detail::Qgroup { subvolume } => Ok(subvolume),
+        _ => Err(Failure::new(format!("the record of {} names no subvolume", path_text(&record.directory)))),
+    }
+}
+
+/// Sets the limit that the record names.
+///
+/// # Errors
+/// A size below a block, a limit of inodes (`inodes`), or what the system says.
+pub fn set(record: &Record, inodes: bool, open: &File) -> Result<(), Failure> {
+    no_inodes(inodes)?;
+    large_enough(record.bytes)?;
+    same(record, open)?;
+    let set = btrfs_quota::set_limit(outside(&record.directory)?.as_fd(), subvolume_of(record)?, Some(record.bytes));
+    set.map_err(|error| refused("cannot set the quota of", &record.directory, &error))
+}
+
+fn large_enough(bytes: u64) -> Result<(), Failure> {
+    // A subvolume with nothing in it takes one tree block.
+    const LEAST: u64 = 65_536;
+    if bytes >= LEAST {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("--size={bytes} is too little: an empty subvolume needs up to {LEAST} bytes")))
+}
+
+/// Whether the directory is still the subvolume that was caged.
+fn same(record: &Record, open: &File) -> Result<(), Failure> {
+    let now = btrfs_quota::subvolume(open.as_fd()).map_err(|error| refused("cannot look at", &record.directory, &error))?;
+    let inode = open.metadata().map_err(|error| refused("cannot look at", &record.directory, &error))?.ino();
+    if now == subvolume_of(record)? && inode == SUBVOLUME_INODE {
+        return Ok(());
+    }
+    let name = path_text(&record.directory);
+    let failure = Failure::new(format!("{name} is not the subvolume that was caged")).exit(Exit::NotFound);
+    Err(failure.next(format!("`nacre cage remove {name}` forgets that cage")))
+}
+
+/// What Btrfs counts.
+///
+/// # Errors
+/// What the system says.
+pub fn figures(record: &Record, open: &File) -> Result<Figures, Failure> {
+    let subvolume = subvolume_of(record)?;
+    same(record, open)?;
+    let mut notes = Vec::new();
+    let mut figures = Figures { limit: record.bytes, mode: format!("qgroup 0/{subvolume} of btrfs"), ..Figures::default() };
+    match group(open, &record.directory, subvolume) {
+        Err(failure) => notes.push(format!("nothing is limited: {}", failure.what)),
+        Ok(group) => {
+            // Reserved: accepted, and not on the disk yet.
+            let used =
+                ["referenced", "rsv_data", "rsv_meta_pertrans", "rsv_meta_prealloc"].iter().filter_map(|file| number(&group, file)).sum();
+            let limit = limit(&group);
+            figures.attached = limit.is_some();
+            figures.limit = limit.unwrap_or(record.bytes);
+            figures.used = used;
+            figures.free = figures.limit.saturating_sub(used);
+            if limit.is_none() {
+                notes.push("somebody has lifted the limit by other means; `nacre cage resize` sets it again".to_owned());
+            }
+        }
+    }
+    Ok(Figures { notes, ..figures })
+}
+
+/// Lifts the limit; nothing is left to lift where the subvolume is gone, or quotas are off.
+///
+/// # Errors
+/// What the system says.
+pub fn lift(record: &Record, open: Option<&File>) -> Result<(), Failure> {
+    let subvolume = subvolume_of(record)?;
+    let there = open.filter(|open| same(record, open).is_ok()).is_some_and(|open| group(open, &record.directory, subvolume).is_ok());
+    if !there {
+        return Ok(());
+    }
+    match btrfs_quota::set_limit(outside(&record.directory)?.as_fd(), subvolume, None) {
+        Err(error) if !gone(&error) => Err(refused("cannot lift the quota of", &record.directory, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// ENOTCONN: quotas are off; ENOENT: the group is gone.
+fn gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::NotFound)
+}

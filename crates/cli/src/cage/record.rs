@@ -1,0 +1,261 @@
+//! What is remembered of cages that the kernel keeps alone: one JSON file each, which survives reboots.
+//!
+//! Written by the engines only, one command at a time ([`hold`]); read by everybody. A record is removed when its cage is: by `nacre cage remove`, and for
+//! images also when somebody has deleted the file by other means.
+
+use super::{
+    engine::{EngineKind, FileSystem},
+    state,
+};
+use crate::{
+    failure::{Exit, Failure},
+    report::path_text,
+};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::{
+    ffi::OsString,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Write},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::{DirBuilderExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// One cage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// A name that no other record has.
+    pub id: String,
+    /// Who keeps it.
+    pub engine: EngineKind,
+    /// The directory.
+    #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
+    pub directory: PathBuf,
+    /// Where it shows; often the directory itself.
+    #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
+    pub mountpoint: PathBuf,
+    /// The limit, bytes.
+    pub bytes: u64,
+    /// The limit of inodes that was asked for.
+    pub inodes: Option<u64>,
+    /// When it was made, seconds since 1970.
+    pub made: u64,
+    /// What the engine needs to know.
+    pub detail: Detail,
+}
+
+/// What only one engine knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Detail {
+    /// An image.
+    Loop {
+        /// The image.
+        #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
+        image: PathBuf,
+        /// What is on it.
+        fstype: FileSystem,
+        /// It takes space only as it fills.
+        sparse: bool,
+    },
+    /// A project quota.
+    Project {
+        /// `ext4` or `xfs`.
+        fstype: FileSystem,
+        /// The project's number.
+        project: u32,
+        /// Where that file system is mounted.
+        #[serde(serialize_with = "write_path", deserialize_with = "read_path")]
+        filesystem: PathBuf,
+        /// Every file belongs to the project.
+        complete: bool,
+    },
+    /// A Btrfs qgroup.
+    Qgroup {
+        /// The number of the subvolume.
+        subvolume: u64,
+    },
+}
+
+impl Record {
+    /// A record of a cage that is being made.
+    pub fn new(engine: EngineKind, directory: &Path, mountpoint: &Path, bytes: u64, inodes: Option<u64>, detail: Detail) -> Record {
+        let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let id = state::identifier(mountpoint, 0);
+        Record { id, engine, directory: directory.to_owned(), mountpoint: mountpoint.to_owned(), bytes, inodes, made, detail }
+    }
+
+    /// All there are, by the places where they show.
+    ///
+    /// # Errors
+    /// A directory or record that cannot be read.
+    pub fn all() -> Result<Vec<Record>, Failure> {
+        let Some(directory) = directory() else { return Ok(Vec::new()) };
+        let names = match fs::read_dir(&directory) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => return Ok(Vec::new()),
+            names => names.map_err(|error| Failure::io("cannot read", path_text(&directory), &error))?,
+        };
+        let mut records = Vec::new();
+        for entry in names {
+            let path = entry.map_err(|error| Failure::io("cannot read", path_text(&directory), &error))?.path();
+            if path.extension().is_some_and(|end| end == "json")
+                && let Some(record) = read(&path)?
+            {
+                records.push(record);
+            }
+        }
+        records.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
+        Ok(records)
+    }
+
+    /// The one of this directory, place or image.
+    ///
+    /// # Errors
+    /// As [`Record::all`].
+    pub fn find(path: &Path) -> Result<Option<Record>, Failure> {
+        let mut records = Record::all()?;
+        let place = records.iter().position(|record| record.mountpoint == path);
+        let place = place.or_else(|| records.iter().position(|record| record.directory == path));
+        Ok(place.or_else(|| records.iter().position(|record| record.image() == Some(path))).map(|place| records.swap_remove(place)))
+    }
+
+    /// The image, where there is one.
+    pub fn image(&self) -> Option<&Path> {
+        match &self.detail {
+            Detail::Loop { image, .. } => Some(image),
+            _ => None,
+        }
+    }
+
+    /// Writes it, as a whole or not at all.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn save(&self) -> Result<(), Failure> {
+        let path = own()?.join(format!("{}.json", self.id));
+        let unready = path.with_extension("new");
+        let failed = |error: io::Error| Failure::io("cannot write", path_text(&path), &error);
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
+        text.push(b'\n');
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unready).map_err(failed)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
+        fs::rename(&unready, &path).map_err(failed)?;
+        path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all()).map_err(failed)
+    }
+
+    /// Forgets it.
+    ///
+    /// # Errors
+    /// What the system says; a record that is gone already is none.
+    pub fn remove(&self) -> Result<(), Failure> {
+        let path = own()?.join(format!("{}.json", self.id));
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::io("cannot remove", path_text(&path), &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn directory() -> Option<PathBuf> {
+    state::base().map(|base| base.join("cage/kernel"))
+}
+
+/// The directory, made if need be.
+fn own() -> Result<PathBuf, Failure> {
+    let directory = directory().ok_or_else(|| Failure::new("there is no place for records: neither XDG_STATE_HOME nor HOME is set"))?;
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+    made.map_err(|error| Failure::io("cannot make the directory of records", path_text(&directory), &error))?;
+    Ok(directory)
+}
+
+/// One record; none where it was removed meanwhile.
+fn read(path: &Path) -> Result<Option<Record>, Failure> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|error| Failure::io("cannot read", path_text(path), &error))?,
+    };
+    let record = serde_json::from_slice(&text);
+    record.map(Some).map_err(|error| Failure::new(format!("{} is no record of a cage: {error}", path_text(path))).next("move it away"))
+}
+
+/// Held while something is chosen that no other cage may choose, too: short.
+///
+/// # Errors
+/// What the system says.
+pub fn choosing() -> Result<File, Failure> {
+    let path = own()?.join("lock");
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.map_err(|error| Failure::io("cannot open", path_text(&path), &error))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|error| Failure::io("cannot lock", path_text(&path), &error.into()))?;
+    Ok(file)
+}
+
+/// Held while one cage is made, changed or ended: an open directory or image.
+///
+/// # Errors
+/// Another command is at it.
+pub fn hold(file: &File, name: &Path) -> Result<(), Failure> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::AGAIN) => {
+            let what = format!("another command is changing the cage of {} right now", path_text(name));
+            Err(Failure::new(what).exit(Exit::Busy).next("try again when it has ended"))
+        }
+        Err(error) => Err(Failure::io("cannot lock", path_text(name), &error.into())),
+    }
+}
+
+/// A path as text where it is text, else as a list of bytes.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum PathForm {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+fn write_path<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    match path.to_str() {
+        Some(text) => PathForm::Text(text.to_owned()),
+        None => PathForm::Bytes(path.as_os_str().as_bytes().to_vec()),
+    }
+    .serialize(to)
+}
+
+fn read_path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+    Ok(match PathForm::deserialize(from)? {
+        PathForm::Text(text) => PathBuf::from(text),
+        PathForm::Bytes(bytes) => PathBuf::from(OsString::from_vec(bytes)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let odd = PathBuf::from(OsString::from_vec(b"/a\xff b".to_vec()));
+        for detail in [
+            Detail::Loop { image: odd.clone(), fstype: FileSystem::Xfs, sparse: true },
+            Detail::Project { fstype: FileSystem::Ext4, project: 7, filesystem: PathBuf::from("/srv"), complete: false },
+            Detail::Qgroup { subvolume: 257 },
+        ] {
+            let record = Record::new(EngineKind::Loop, &odd, Path::new("/m"), 5, Some(6), detail);
+            let text = serde_json::to_vec(&record).unwrap();
+            assert_eq!(serde_json::from_slice::<Record>(&text).unwrap(), record);
+        }
+    }
+
+    #[test]
+    fn what_is_no_record_is_named() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("x.json");
+        assert!(read(&path).unwrap().is_none());
+        fs::write(&path, "{}").unwrap();
+        assert!(read(&path).unwrap_err().what.contains("x.json"));
+    }
+}

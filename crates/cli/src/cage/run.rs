@@ -1,0 +1,153 @@
+//! Carries out what a command line asked of cages: makes them with the engine that was chosen, changes, shows and removes them.
+
+use super::{
+    command::CageOrder,
+    engine::{self, EngineKind, Wanted},
+    find, place,
+    plan::CagePlan,
+    record::Record,
+    resize, status, writers,
+};
+use crate::{
+    daemon,
+    failure::{Exit, Failure},
+    mountinfo,
+    report::path_text,
+    run, serve,
+    settings::Engine,
+};
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+/// Makes a cage.
+///
+/// # Errors
+/// Why there is none; nothing has changed then.
+pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
+    if daemon::is_background() {
+        return serve::run(&plan.mount, daemon::reason(), true).map(|()| ExitCode::SUCCESS);
+    }
+    let program = plan.mount.program.as_str();
+    plan.mount.warnings.iter().for_each(|warning| tell(program, warning));
+    serve::clear(&plan.mount.mountpoint, &plan.mount)?;
+    if serve::is_there(&plan.mount)? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let wanted = wanted(plan)?;
+    let (engine, reason) = choose(plan, &wanted);
+    place::apart(&wanted.directory, wanted.place())?;
+    if engine == EngineKind::Fuse {
+        place::uncaged(&wanted.directory, &find::known()?, &mountinfo::read()?)?;
+    }
+    if plan.mount.explain {
+        return explain(plan, &wanted, engine, &reason);
+    }
+    if plan.engine == Engine::Auto {
+        tell(program, &format!("engine {engine}: {reason}"));
+    }
+    if wanted.mountpoint.is_none() && engine != EngineKind::Quota {
+        writers::warnings(&wanted.directory).iter().for_each(|warning| tell(program, warning));
+    }
+    match engine::engine(engine) {
+        Some(engine) => engine.create(&wanted, &mut |line| tell(program, line)).map(|_| ExitCode::SUCCESS),
+        None if plan.mount.foreground => serve::run(&plan.mount, reason, false).map(|()| ExitCode::SUCCESS),
+        None => run::in_background(&reason),
+    }
+}
+
+/// The cage with its paths resolved.
+fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
+    let directory = place::directory(&plan.directory)?;
+    let mountpoint = match &plan.mountpoint {
+        Some(named) => Some(serve::target(named)?).filter(|mountpoint| *mountpoint != directory),
+        None => None,
+    };
+    Ok(Wanted {
+        directory,
+        mountpoint,
+        bytes: plan.settings.size.map(|size| size.limit().unwrap_or_else(|_| size.bytes())),
+        inodes: plan.settings.inodes,
+        image: plan.settings.image.clone().map(|image| std::path::absolute(&image).unwrap_or(image)),
+        fstype: plan.settings.fstype,
+        sparse: plan.settings.sparse,
+        fuse_only: plan.fuse_only.clone(),
+    })
+}
+
+fn choose(plan: &CagePlan, wanted: &Wanted) -> (EngineKind, String) {
+    let asked = |engine: EngineKind| (engine, format!("--engine={engine}"));
+    match plan.engine {
+        Engine::Auto => engine::choose(wanted, rustix::process::geteuid().is_root()),
+        Engine::Loop => asked(EngineKind::Loop),
+        Engine::Quota => asked(EngineKind::Quota),
+        Engine::Fuse | Engine::Kernel => (EngineKind::Fuse, "--engine=fuse, the default".to_owned()),
+    }
+}
+
+fn explain(plan: &CagePlan, wanted: &Wanted, engine: EngineKind, reason: &str) -> Result<ExitCode, Failure> {
+    let text = match engine {
+        EngineKind::Fuse => serve::explain_as(&plan.mount, reason)?,
+        other => {
+            wanted.only_limits(other)?;
+            format!(
+                "directory   {}\nmountpoint  {}\nengine      {other} ({reason})\n",
+                path_text(&wanted.directory),
+                path_text(wanted.place())
+            )
+        }
+    };
+    run::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line on standard error; one that nobody can read is not worth failing for.
+fn tell(program: &str, line: &str) {
+    let _ = writeln!(io::stderr(), "{program}: {line}");
+}
+
+/// Carries out a command on cages that there are.
+///
+/// # Errors
+/// No such cage, or what its engine says.
+pub fn order(order: &CageOrder) -> Result<(), Failure> {
+    match order {
+        CageOrder::Resize { directory, size, inodes } => {
+            resize::run(directory, *size, *inodes)?.iter().for_each(|line| tell("nacre", line));
+            Ok(())
+        }
+        CageOrder::Status { view, directories } => run::print(&status::status(view, directories)?),
+        CageOrder::List { view } => run::print(&status::list(view)?),
+        CageOrder::Remove { directory, yes } => remove(directory, *yes),
+    }
+}
+
+fn remove(directory: &Path, yes: bool) -> Result<(), Failure> {
+    let Some(record) = find::record(directory)? else {
+        if find::named(&find::all()?, directory).is_ok() {
+            let text = path_text(directory);
+            return Err(Failure::new(format!("{text} is a cage of the engine fuse: there is nothing to remove"))
+                .next(format!("`nacre umount {text}` ends it")));
+        }
+        return Err(find::missing(directory));
+    };
+    if record.engine == EngineKind::Loop && !yes {
+        let image = record.image().map(path_text).unwrap_or_default();
+        return Err(Failure::usage(format!("this deletes the image {image} with everything that is in the cage"))
+            .next("--yes does it; `nacre umount` only unmounts it")
+            .exit(Exit::Usage));
+    }
+    let engine = engine_of(&record)?;
+    engine.destroy(&record, &mut |line| tell("nacre", line))
+}
+
+/// The engine that keeps a recorded cage.
+///
+/// # Errors
+/// A record of a cage that none keeps.
+pub fn engine_of(record: &Record) -> Result<&'static dyn engine::CageEngine, Failure> {
+    engine::engine(record.engine)
+        .ok_or_else(|| Failure::new(format!("the record of {} names no engine of the kernel", path_text(&record.directory))))
+}

@@ -1,0 +1,186 @@
+//! Where what must survive a reboot is kept: the accounting of cages, and the records of those that no process of ours serves.
+//!
+//! `/var/lib/nacre` for root, `$XDG_STATE_HOME/nacre` or `~/.local/state/nacre` for others; `NACRE_STATE_DIR` names another place. A cage
+//! never keeps its accounting in the directory that it limits: it would count itself, and wait for itself. What a cage of such a
+//! directory keeps goes to the place of control sockets, and does not survive a reboot.
+
+use crate::{failure::Failure, report::path_text, runtime};
+use rustix::process::geteuid;
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, DirBuilder},
+    os::unix::{ffi::OsStrExt, fs::DirBuilderExt},
+    path::{Path, PathBuf},
+};
+
+/// What the environment says about places.
+#[derive(Clone, Debug, Default)]
+struct Surroundings {
+    named: Option<OsString>,
+    state_home: Option<OsString>,
+    home: Option<OsString>,
+}
+
+/// The directory for everything that survives a reboot; none where the environment of an ordinary user names no home.
+pub fn base() -> Option<PathBuf> {
+    let surroundings =
+        Surroundings { named: env::var_os("NACRE_STATE_DIR"), state_home: env::var_os("XDG_STATE_HOME"), home: env::var_os("HOME") };
+    place(geteuid().as_raw(), surroundings)
+}
+
+fn place(uid: u32, surroundings: Surroundings) -> Option<PathBuf> {
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(named) = absolute(surroundings.named) {
+        return Some(named);
+    }
+    if uid == 0 {
+        return Some(PathBuf::from("/var/lib/nacre"));
+    }
+    let of_user = absolute(surroundings.state_home).or_else(|| absolute(surroundings.home).map(|home| home.join(".local/state")));
+    of_user.map(|state| state.join("nacre"))
+}
+
+/// Where the accounting of the cage of a directory is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The directory, made if need be.
+    pub directory: PathBuf,
+    /// Why it does not survive a reboot, where it does not.
+    pub lost_at_reboot: Option<String>,
+}
+
+/// The place for the cage of `directory` at `mountpoint` (both canonical), which nothing else uses; `place` tells several cages over one
+/// directory apart.
+///
+/// # Errors
+/// A directory that cannot be made.
+pub fn of_cage(directory: &Path, mountpoint: &Path, place: usize) -> Result<Kept, Failure> {
+    let name = identifier(directory, place);
+    let lasting = base().map(|base| base.join("cage").join(&name));
+    let why = match lasting {
+        None => "there is neither XDG_STATE_HOME nor HOME".to_owned(),
+        Some(kept) if outside(&kept, directory, mountpoint).is_ok() => {
+            return make(&kept).map(|()| Kept { directory: kept, lost_at_reboot: None });
+        }
+        Some(kept) => format!("{} lies in it", path_text(&kept)),
+    };
+    let kept = runtime::own()?.join("cage").join(name);
+    if outside(&kept, directory, mountpoint).is_err() {
+        return Err(Failure::new(format!("every place for the accounting of the cage lies in {} itself", path_text(mountpoint)))
+            .next("--state=DIR names a place outside"));
+    }
+    make(&kept).map(|()| Kept { directory: kept, lost_at_reboot: Some(why) })
+}
+
+/// A place that the user names for the accounting.
+///
+/// # Errors
+/// A place in the cage, or that cannot be made.
+pub fn named(state: &Path, directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
+    outside(state, directory, mountpoint)?;
+    make(state)
+}
+
+/// Whether a place lies outside of the caged directory, and of what its mount covers.
+///
+/// # Errors
+/// It does not.
+pub fn outside(state: &Path, directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
+    let real = resolved(state);
+    let Some(around) = [directory, mountpoint].into_iter().find(|around| real.starts_with(around)) else { return Ok(()) };
+    Err(Failure::new(format!("the accounting cannot be kept in the cage itself: {} lies in {}", path_text(state), path_text(around)))
+        .next("--state=DIR names a place outside; without it, there is one"))
+}
+
+fn make(directory: &Path) -> Result<(), Failure> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| Failure::io("cannot make the directory for the accounting", path_text(directory), &error))
+}
+
+/// A path with the part of it that exists resolved.
+fn resolved(path: &Path) -> PathBuf {
+    let mut rest = Vec::new();
+    let mut there = path;
+    loop {
+        if let Ok(real) = fs::canonicalize(there) {
+            return rest.into_iter().rev().fold(real, |path, part| path.join(part));
+        }
+        match (there.parent(), there.file_name()) {
+            (Some(parent), Some(name)) => {
+                rest.push(name.to_owned());
+                there = parent;
+            }
+            _ => return path.to_owned(),
+        }
+    }
+}
+
+/// A name for the cage of a directory: its path, readable, and a number that tells paths apart which look alike so.
+pub fn identifier(directory: &Path, place: usize) -> String {
+    const READABLE: usize = 100;
+    let bytes = directory.as_os_str().as_bytes();
+    let kept = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_');
+    let mut readable: Vec<u8> = bytes.iter().map(|byte| if kept(byte) { *byte } else { b'-' }).collect();
+    readable.drain(..readable.len().saturating_sub(READABLE));
+    let readable = String::from_utf8_lossy(&readable).trim_matches(['-', '.']).to_owned();
+    let readable = if readable.is_empty() { "root".to_owned() } else { readable };
+    let number = fnv(bytes);
+    if place == 0 { format!("{readable}-{number:016x}") } else { format!("{readable}-{number:016x}-{place}") }
+}
+
+/// FNV-1a with 64 bits (Fowler, Noll, Vo): the same number for the same path in every version of this program.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_a_place() {
+        let os = |text: &str| Some(OsString::from(text));
+        let all = || Surroundings { named: None, state_home: os("/s"), home: os("/h") };
+        for (uid, surroundings, expected) in [
+            (0, all(), Some("/var/lib/nacre")),
+            (0, Surroundings { named: os("/n"), ..all() }, Some("/n")),
+            (0, Surroundings { named: os("n"), ..all() }, Some("/var/lib/nacre")),
+            (5, all(), Some("/s/nacre")),
+            (5, Surroundings { state_home: os("relative"), ..all() }, Some("/h/.local/state/nacre")),
+            (5, Surroundings { state_home: None, ..all() }, Some("/h/.local/state/nacre")),
+            (5, Surroundings { named: os("/n"), ..all() }, Some("/n")),
+            (5, Surroundings::default(), None),
+        ] {
+            assert_eq!(place(uid, surroundings.clone()).as_deref(), expected.map(Path::new), "{uid} {surroundings:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_readable_and_distinct() {
+        assert_eq!(identifier(Path::new("/var/log/nginx"), 0), format!("var-log-nginx-{:016x}", fnv(b"/var/log/nginx")));
+        assert!(identifier(Path::new("/"), 0).starts_with("root-"));
+        assert_ne!(identifier(Path::new("/a/b"), 0), identifier(Path::new("/a-b"), 0));
+        assert_ne!(identifier(Path::new("/a"), 0), identifier(Path::new("/a"), 1));
+        assert!(identifier(Path::new(&format!("/{}", "x".repeat(4000))), 0).len() < 200);
+        // Known answers of the algorithm.
+        assert_eq!((fnv(b""), fnv(b"a")), (0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c));
+    }
+
+    #[test]
+    fn no_accounting_in_the_cage_itself() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(scratch.path()).unwrap();
+        let caged = root.join("caged");
+        fs::create_dir(&caged).unwrap();
+        let link = root.join("link");
+        std::os::unix::fs::symlink(&caged, &link).unwrap();
+        let at = root.join("at");
+        assert!(named(&caged.join("state"), &caged, &caged).is_err());
+        assert!(named(&link.join("deep/state"), &caged, &at).is_err());
+        assert!(named(&at.join("state"), &caged, &at).is_err());
+        assert!(!caged.join("deep").exists());
+        named(&root.join("caged-state/deep"), &caged, &at).unwrap();
+        assert!(root.join("caged-state/deep").is_dir());
+    }
+}

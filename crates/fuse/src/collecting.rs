@@ -1,0 +1,280 @@
+//! Writes that the kernel collects before it passes them on: whether, for which files, and how the layer calls them in.
+//!
+//! Decided by `mount.rs` between mount(2) and INIT; asked by the handlers with every open file and every answer about attributes; called by
+//! the layer as its [`Collector`]. The kernel's side (write-back cache, Linux 6.18):
+//! * a write to a collected file costs no request while the attributes of the inode are valid; once they are not, every write(2) first
+//!   asks for them by the open file (GETATTR), and an error in that answer is what write(2) returns: that is the announcement;
+//! * a notice makes attributes invalid, and answers that were under way then are dropped: the kernel compares versions for LOOKUP,
+//!   READDIRPLUS, GETATTR and STATX. It does not for CREATE, LINK and SETATTR, whose answers therefore never make attributes of a
+//!   regular file valid where writes are collected.
+//!
+//! Invariants: a file is in the table before the layer is asked for the last time whether its writes may go unannounced, and the layer says no
+//! before it recalls; so each file is either found by the recall or opened without collecting. No lock is held while the layer or the
+//! kernel is called.
+
+pub(crate) mod bound;
+pub(crate) mod caller;
+pub(crate) mod habit;
+mod settle;
+
+use crate::{
+    errands::{Dropper, Errands},
+    negotiate,
+    options::FuseOptions,
+    own_mount,
+};
+use fusewire::Notifier;
+use nacre_vfs::{Coherence, Collector, Layer, Opened, Result};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+/// Collected files of one inode.
+struct Files {
+    /// Any of them.
+    file: Opened,
+    /// How many are open.
+    open: usize,
+    /// Others may have changed the file meanwhile.
+    missed: bool,
+}
+
+/// The state of one mount.
+pub(crate) struct Collecting {
+    mountpoint: PathBuf,
+    /// What mountpoint and INIT made of it: why not, where it is off.
+    decided: OnceLock<std::result::Result<(), String>>,
+    /// Off again, for good: the session offers no such thing.
+    dropped: AtomicBool,
+    /// Where the kernel can be notified; none before the session runs.
+    notifier: RwLock<Option<Notifier>>,
+    device: AtomicU64,
+    /// By node id.
+    files: Mutex<HashMap<u64, Files>>,
+    count: AtomicUsize,
+    bound: bound::Cached,
+    /// Threads of ours that use the mount.
+    pub errands: Arc<Errands>,
+    /// The one of them that drops pages.
+    pub dropper: Dropper,
+    settling: Mutex<()>,
+    announced: AtomicU64,
+    refused: AtomicU64,
+    recalls: AtomicU64,
+}
+
+/// What the mount knows of it, for `status.rs`.
+pub(crate) struct Figures {
+    pub refusal: Option<String>,
+    pub files: usize,
+    pub announced: u64,
+    pub refused: u64,
+    pub recalls: u64,
+    pub most_held: u64,
+}
+
+impl Collecting {
+    /// Nothing is decided yet.
+    pub fn new(mountpoint: &Path) -> Collecting {
+        Collecting {
+            mountpoint: mountpoint.to_owned(),
+            decided: OnceLock::new(),
+            dropped: AtomicBool::new(false),
+            notifier: RwLock::new(None),
+            device: AtomicU64::new(0),
+            files: Mutex::default(),
+            count: AtomicUsize::new(0),
+            bound: bound::Cached::default(),
+            errands: Arc::default(),
+            dropper: Dropper::default(),
+            settling: Mutex::new(()),
+            announced: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            recalls: AtomicU64::new(0),
+        }
+    }
+
+    /// Decides, with the file system mounted at `place` and not yet in use, whether writes are collected; the layer is asked only where they
+    /// can be.
+    pub fn decide(self: &Arc<Self>, place: &Path, options: &FuseOptions, layer: &dyn Layer) {
+        let decision = self.possible(place, options, layer).and_then(|()| {
+            let door: Arc<dyn Collector> = Arc::clone(self) as Arc<dyn Collector>;
+            if layer.collect(&door) { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
+        });
+        // Decided once.
+        let _ = self.decided.set(decision);
+    }
+
+    fn possible(&self, place: &Path, options: &FuseOptions, layer: &dyn Layer) -> std::result::Result<(), String> {
+        if options.read_only || options.immutable {
+            return Err("nothing is written through this mount".to_owned());
+        }
+        if options.direct_io {
+            return Err("the kernel caches no content of this mount".to_owned());
+        }
+        if negotiate::root_coherence(layer) > Coherence::Watched {
+            // The kernel keeps its own idea of sizes then.
+            return Err("others may change files unnoticed".to_owned());
+        }
+        if !rustix::process::geteuid().is_root() {
+            // Times and sizes that the kernel misses are set by file handle.
+            return Err("only for root".to_owned());
+        }
+        let device = own_mount::device(place).map_err(|error| format!("the mount cannot be asked for its device: {error}"))?;
+        self.device.store(device, Ordering::Release);
+        bound::limit(device)
+    }
+
+    /// The kernel does not offer it after all.
+    pub fn drop_it(&self) {
+        self.dropped.store(true, Ordering::Release);
+    }
+
+    /// The session runs, with the file system mounted at `place`.
+    pub fn start(&self, place: &Path, notifier: Notifier) {
+        if !self.on() {
+            return;
+        }
+        match own_mount::device(place) {
+            Ok(device) if device == self.device.load(Ordering::Acquire) => {}
+            // Mounted once more, for the other transport: the limits are to be set again.
+            Ok(device) => {
+                self.device.store(device, Ordering::Release);
+                if let Err(why) = bound::limit(device) {
+                    tracing::warn!(why, "writes are not collected");
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "writes are not collected: the mount cannot be asked for its device");
+                return;
+            }
+        }
+        *self.notifier.write() = Some(notifier);
+    }
+
+    /// The session has ended.
+    pub fn end(&self) {
+        *self.notifier.write() = None;
+        let all = std::mem::take(&mut *self.files.lock());
+        self.count.store(0, Ordering::Release);
+        drop(all);
+    }
+
+    /// Whether the kernel keeps sizes and times of regular files itself: writes are collected.
+    pub fn on(&self) -> bool {
+        matches!(self.decided.get(), Some(Ok(()))) && !self.dropped.load(Ordering::Acquire)
+    }
+
+    /// Whether any writes to a file are collected now.
+    pub fn collects(&self, nodeid: u64) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.files.lock().contains_key(&nodeid)
+    }
+
+    /// Whether writes to a file are to be announced: its attributes must not be cached then.
+    pub fn announces(&self, nodeid: u64) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let file = self.files.lock().get(&nodeid).map(|files| Arc::clone(&files.file));
+        file.is_some_and(|file| file.collected().is_some_and(|permission| !permission.unannounced()))
+    }
+
+    /// A file is being opened; whether its writes are collected. If so, it is entered in the table until [`Collecting::leave`].
+    pub fn join(&self, nodeid: u64, file: &Opened) -> bool {
+        let Some(permission) = file.collected() else { return false };
+        if !self.on() || self.notifier.read().is_none() || !permission.begin() {
+            return false;
+        }
+        {
+            let mut files = self.files.lock();
+            files.entry(nodeid).or_insert_with(|| Files { file: Arc::clone(file), open: 0, missed: false }).open += 1;
+            self.count.store(files.len(), Ordering::Release);
+        }
+        // A recall that did not find the file has made the layer say no before.
+        if !permission.unannounced() {
+            self.leave(nodeid);
+            return false;
+        }
+        true
+    }
+
+    /// Others may have changed a file. If writes to it are collected, this is remembered until its last close.
+    pub fn miss(&self, nodeid: u64) -> bool {
+        self.files.lock().get_mut(&nodeid).map(|files| files.missed = true).is_some()
+    }
+
+    /// A file whose writes were collected has been closed; whether others may have changed it while it was open, and nothing is collected any more.
+    pub fn leave(&self, nodeid: u64) -> bool {
+        let gone = {
+            let mut files = self.files.lock();
+            let last = files.get_mut(&nodeid).is_some_and(|files| {
+                files.open = files.open.saturating_sub(1);
+                files.open == 0
+            });
+            let gone = if last { files.remove(&nodeid) } else { None };
+            self.count.store(files.len(), Ordering::Release);
+            gone
+        };
+        // Closed outside of the lock.
+        gone.is_some_and(|files| files.missed)
+    }
+
+    /// A write has been announced to the layer, which took it or refused it.
+    pub fn announced(&self, refused: bool) {
+        self.announced.fetch_add(1, Ordering::Relaxed);
+        self.refused.fetch_add(u64::from(refused), Ordering::Relaxed);
+    }
+
+    /// The device number of the mount.
+    pub fn device(&self) -> u64 {
+        self.device.load(Ordering::Acquire)
+    }
+
+    /// Figures.
+    pub fn figures(&self) -> Figures {
+        let refusal = match self.decided.get() {
+            None => Some("not decided yet".to_owned()),
+            Some(Err(why)) => Some(why.clone()),
+            Some(Ok(())) if self.dropped.load(Ordering::Acquire) => Some("not offered by this kernel".to_owned()),
+            Some(Ok(())) if self.notifier.read().is_none() => Some("not started".to_owned()),
+            Some(Ok(())) => None,
+        };
+        let files = self.files.lock().len();
+        let most_held = if refusal.is_none() { self.most_held(files) } else { 0 };
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Figures { refusal, files, announced: get(&self.announced), refused: get(&self.refused), recalls: get(&self.recalls), most_held }
+    }
+
+    fn nodes(&self) -> Vec<u64> {
+        self.files.lock().keys().copied().collect()
+    }
+}
+
+impl Collector for Collecting {
+    fn most_held(&self, files: usize) -> u64 {
+        self.bound.most_held(self.device(), files)
+    }
+
+    fn recall(&self) {
+        self.recalls.fetch_add(1, Ordering::Relaxed);
+        let Some(notifier) = self.notifier.read().clone() else { return };
+        for nodeid in self.nodes() {
+            // Without pages, this takes no lock that a request could hold.
+            if let Err(error) = notifier.inval_inode(nodeid, -1, 0) {
+                // Not known any more: about to be closed. Or the mount has just ended.
+                tracing::debug!(%error, nodeid, "a file could not be recalled");
+            }
+        }
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.settle_all()
+    }
+}

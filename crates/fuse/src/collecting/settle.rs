@@ -1,0 +1,95 @@
+//! Making the kernel pass on what it holds back: by fsync(2) on every collected file of our own mount, for the layer; without the inode's lock
+//! on one file whose lock is held, for lseek(2).
+//!
+//! The files are opened by handle, in threads of their own (`errands.rs`); the door answers such OPENs and FSYNCs itself, so nothing is made
+//! durable below. fsync(2) takes the inode's lock, and so waits for a write(2) that is under way as well. syncfs(2) would not do: the kernel
+//! does not wait for FUSE there.
+
+use super::Collecting;
+use crate::errands::{self, Place, Role};
+use fusewire::{
+    Op, Reply, Request,
+    abi::{self, fopen},
+};
+use nacre_vfs::{Errno, Result};
+use rustix::io::Errno as SysErrno;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// The file handle of such opens; the table gives out smaller ones.
+const OWN_HANDLE: u64 = u64::MAX;
+/// Between the two passes: a writer that asked before the recall, and was let through, has its inode's lock by then.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a file is waited for before it is looked whether it has to be waited for.
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Collecting {
+    pub(super) fn settle_all(&self) -> Result<()> {
+        let _one = self.settling.lock();
+        self.settle_each()?;
+        std::thread::sleep(PAUSE);
+        self.settle_each()
+    }
+
+    fn settle_each(&self) -> Result<()> {
+        for nodeid in self.nodes() {
+            let told = self.pass_on_by_thread(nodeid, true)?;
+            loop {
+                match told.recv_timeout(LOOK) {
+                    // Closed meanwhile, which passes everything on. Who writes to it now may hold its lock and wait for the end of
+                    // this settling: the thread ends when he goes on.
+                    Err(RecvTimeoutError::Timeout) if !self.collects(nodeid) => break,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    told => break answer(told)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
+    pub fn pass_on(&self, nodeid: u64) -> Result<()> {
+        answer(self.pass_on_by_thread(nodeid, false)?.recv().map_err(|_| RecvTimeoutError::Disconnected))
+    }
+
+    fn pass_on_by_thread(&self, nodeid: u64, locking: bool) -> Result<Receiver<Passed>> {
+        let place = self.place();
+        let (tell, told) = channel();
+        self.errands.start("nacre-pass-on", Role::PassOn, move || {
+            // Who asked may have found out that he need not wait.
+            let _ = tell.send(errands::pass_on(&place, nodeid, locking));
+            Ok(())
+        })?;
+        Ok(told)
+    }
+
+    /// Where the mount is.
+    pub fn place(&self) -> Place {
+        Place { mountpoint: self.mountpoint.clone(), device: self.device() }
+    }
+
+    /// Answers a request of such a thread where it is about its own file handles; false where it is like any other.
+    ///
+    /// # Errors
+    /// What the reply says.
+    pub fn answer_own(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> std::result::Result<bool, fusewire::Errno> {
+        match request.op {
+            Op::Open { .. } => {
+                // Past the page cache, so that the open takes part in no mode and drops no pages.
+                let open_flags = fopen::DIRECT_IO | fopen::KEEP_CACHE | fopen::NOFLUSH;
+                reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
+                Ok(true)
+            }
+            Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
+            _ => Ok(false),
+        }
+    }
+}
+
+type Passed = std::result::Result<(), SysErrno>;
+
+/// Without an answer, the thread had failed, which has been reported by itself.
+fn answer(told: std::result::Result<Passed, RecvTimeoutError>) -> Result<()> {
+    told.unwrap_or(Err(SysErrno::IO)).map_err(|error| Errno::from_raw(error.raw_os_error()))
+}

@@ -1,0 +1,237 @@
+//! Acts on files of our own mount, by threads that hold none of the daemon's descriptors.
+//!
+//! A thread that waits for an answer of its own mount cannot be killed while it waits. If it held the fuse device open, a daemon that is killed
+//! would never let go of it, and every user of the mount would hang; so each such act is done here, and who wants it done waits
+//! for a message, which ends with the process.
+//!
+//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back) and the notify thread (dropping pages). The door knows the threads by their ids, and
+//! answers what they pretend without touching the layer ([`Errands::role`]). An act that needs an inode's lock never waits behind another's:
+//! each has a thread of its own, but for the times, which have one in all.
+
+use crate::own_mount::{self, number};
+use nacre_vfs::Time;
+use parking_lot::Mutex;
+use rustix::{
+    fs::{AtFlags, CWD, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT},
+    io::Errno as SysErrno,
+};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender, channel, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+/// What a thread is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It sets sizes and times that the files have already: SETATTR is answered with them.
+    Times,
+    /// It opens files and has them passed on: OPEN and FSYNC are answered.
+    PassOn,
+}
+
+/// The threads that are at it, by their ids.
+#[derive(Default)]
+pub(crate) struct Errands {
+    threads: Mutex<Vec<(u32, Role)>>,
+    count: AtomicUsize,
+}
+
+impl Errands {
+    /// What the thread with this id is for, if it is one of these.
+    pub fn role(&self, tid: u32) -> Option<Role> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.threads.lock().iter().find(|(known, _)| *known == tid).map(|(_, role)| *role)
+    }
+
+    /// Starts a thread without descriptors.
+    ///
+    /// # Errors
+    /// Where there can be none.
+    pub fn start<T: Send + 'static>(
+        self: &Arc<Self>,
+        name: &str,
+        role: Role,
+        body: impl FnOnce() -> Result<T, SysErrno> + Send + 'static,
+    ) -> io::Result<JoinHandle<Result<T, SysErrno>>> {
+        let errands = Arc::clone(self);
+        std::thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
+            nacre_sys::descriptors::leave_all_to_others().map_err(number)?;
+            let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+            errands.enter(tid, role);
+            let result = body();
+            errands.leave(tid);
+            result
+        })
+    }
+
+    fn enter(&self, tid: u32, role: Role) {
+        let mut threads = self.threads.lock();
+        threads.push((tid, role));
+        self.count.store(threads.len(), Ordering::Release);
+    }
+
+    fn leave(&self, tid: u32) {
+        let mut threads = self.threads.lock();
+        threads.retain(|(known, _)| *known != tid);
+        self.count.store(threads.len(), Ordering::Release);
+    }
+}
+
+/// Where the mount is.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The path.
+    pub mountpoint: PathBuf,
+    /// The device number, so that nothing else is taken for it.
+    pub device: u64,
+}
+
+/// Has the kernel pass on what it holds of a file, by fsync(2) if `locking` (which waits for a write(2) that is under way), else without the
+/// inode's lock.
+pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
+    let root = own_mount::root(&place.mountpoint, place.device)?;
+    let opened = own_mount::by_handle(&root, nodeid, OFlags::RDONLY);
+    let passed =
+        opened.and_then(
+            |file| {
+                if locking { rustix::fs::fsync(file) } else { nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number) }
+            },
+        );
+    match passed {
+        // Closed meanwhile, which passes everything on; or what was held back could not be written, which its writer is told as well: it
+        // is not held back any more.
+        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, nodeid, "a file could not be passed on");
+            Err(error)
+        }
+    }
+}
+
+/// The thread that drops pages of files that others changed, where a notification to the kernel would wait for pages that are being written back.
+#[derive(Default)]
+pub(crate) struct Dropper {
+    queue: Mutex<Option<Sender<(Place, u64)>>>,
+}
+
+impl Dropper {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where there can be none.
+    pub fn start(&self, errands: &Arc<Errands>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+        let (sender, files): (_, Receiver<(Place, u64)>) = channel();
+        *self.queue.lock() = Some(sender);
+        errands.start("nacre-dropper", Role::PassOn, move || {
+            for (place, nodeid) in files {
+                match drop_pages(&place, nodeid) {
+                    // The kernel does not have it in memory: nor any pages.
+                    Ok(()) | Err(SysErrno::STALE) => {}
+                    Err(error) => tracing::debug!(%error, nodeid, "pages of a file that others changed could not be dropped"),
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Closes the queue: the thread ends.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
+    /// Has the clean pages of a file dropped, soon. Pages that are dirty, or being written back, are newer than what is below.
+    pub fn soon(&self, place: Place, nodeid: u64) {
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((place, nodeid)).is_ok());
+        if !sent {
+            tracing::debug!(nodeid, "pages were to be dropped after the end of the mount");
+        }
+    }
+}
+
+fn drop_pages(place: &Place, nodeid: u64) -> Result<(), SysErrno> {
+    let root = own_mount::root(&place.mountpoint, place.device)?;
+    let file = own_mount::by_handle(&root, nodeid, OFlags::RDONLY)?;
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
+}
+
+/// A file's size and time of modification, for the kernel.
+struct Setting {
+    nodeid: u64,
+    place: Place,
+    size: u64,
+    mtime: Time,
+    done: std::sync::mpsc::SyncSender<Result<(), SysErrno>>,
+}
+
+/// The thread that sets sizes and times.
+#[derive(Default)]
+pub(crate) struct Setter {
+    queue: Mutex<Option<Sender<Setting>>>,
+}
+
+impl Setter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Where there can be none.
+    pub fn start(&self, errands: &Arc<Errands>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+        let (sender, settings): (_, Receiver<Setting>) = channel();
+        *self.queue.lock() = Some(sender);
+        errands.start("nacre-setter", Role::Times, move || {
+            for setting in settings {
+                let result = set(&setting);
+                // Whoever waited may have gone.
+                let _ = setting.done.try_send(result);
+            }
+            Ok(())
+        })
+    }
+
+    /// Closes the queue: the thread ends.
+    pub fn close(&self) {
+        *self.queue.lock() = None;
+    }
+
+    /// Makes the kernel's size and time of a regular file these, and waits for it.
+    ///
+    /// # Errors
+    /// ESTALE where the kernel does not have the file in memory.
+    pub fn set(&self, place: Place, nodeid: u64, size: u64, mtime: Time) -> Result<(), SysErrno> {
+        let (done, waiting) = sync_channel(1);
+        let setting = Setting { nodeid, place, size, mtime, done };
+        let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send(setting).is_ok());
+        if sent { waiting.recv().unwrap_or(Err(SysErrno::CANCELED)) } else { Err(SysErrno::CANCELED) }
+    }
+}
+
+fn set(setting: &Setting) -> Result<(), SysErrno> {
+    let root = own_mount::root(&setting.place.mountpoint, setting.place.device)?;
+    let file = own_mount::by_handle(&root, setting.nodeid, OFlags::PATH)?;
+    drop(root);
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;
+    // The table of descriptors is the thread's own.
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let mtime = setting.mtime;
+    let resized = kernel.stx_size != setting.size;
+    if resized {
+        nacre_sys::length::truncate(Path::new(&path), setting.size).map_err(number)?;
+    }
+    if resized || (kernel.stx_mtime.tv_sec, kernel.stx_mtime.tv_nsec) != (mtime.sec, mtime.nsec) {
+        let stamps = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: i64::from(mtime.nsec) },
+        };
+        rustix::fs::utimensat(CWD, path.as_str(), &stamps, AtFlags::empty())?;
+    }
+    Ok(())
+}

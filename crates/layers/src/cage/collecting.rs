@@ -1,0 +1,214 @@
+//! Writes that a door collects: when they may be, and what has to stay free meanwhile.
+//!
+//! Owned by the cage once a door has offered to collect. The phases:
+//! * free: a door may hold back up to [`Collecting::bound`] bytes, and at least that much stays free;
+//! * recalled: less would have stayed free, so every write that begins is announced; what was held back is still arriving, and the bound
+//!   still stays free for it;
+//! * settled: all has arrived; every announced write is booked before it happens, and the last block can be used;
+//! * stuck: the door could not make its kernel pass everything on; the bound stays free, and it is tried again.
+//!
+//! Invariant: the phase changes, and bytes are taken while a door collects, under [`Collecting::gate`] only; the recall is made under it as
+//! well, so that nobody's write is answered between the decision and the recall. The gate comes after a file's lock and before the ledger's.
+
+use nacre_vfs::Collector;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+/// See the file's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    Free,
+    Recalled,
+    Settled,
+    Stuck,
+}
+
+/// How long one who waits for a settling sleeps at once, before he looks whether the cage is being shut down.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// See the file's head.
+pub(super) struct Collecting {
+    pub(super) door: Arc<dyn Collector>,
+    phase: AtomicU8,
+    gate: Mutex<()>,
+    files: AtomicUsize,
+    bound: AtomicU64,
+    /// A limit was lowered while something was held back: that was granted before, and is let in above it.
+    forgiving: AtomicBool,
+    asleep: Mutex<()>,
+    changed: Condvar,
+    stopped: AtomicBool,
+}
+
+impl Collecting {
+    pub(super) fn new(door: Arc<dyn Collector>) -> Collecting {
+        Collecting {
+            door,
+            phase: AtomicU8::new(Phase::Free as u8),
+            gate: Mutex::new(()),
+            files: AtomicUsize::new(0),
+            bound: AtomicU64::new(0),
+            forgiving: AtomicBool::new(false),
+            asleep: Mutex::new(()),
+            changed: Condvar::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock()
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Free,
+            1 => Phase::Recalled,
+            2 => Phase::Settled,
+            _ => Phase::Stuck,
+        }
+    }
+
+    /// Files that are open for collected writes.
+    pub(super) fn files(&self) -> usize {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// What a door may hold back while writes are not announced, bytes.
+    pub(super) fn bound(&self) -> u64 {
+        self.bound.load(Ordering::Acquire)
+    }
+
+    /// What has to stay free at present, bytes.
+    pub(super) fn held(&self) -> u64 {
+        if self.phase() == Phase::Settled { 0 } else { self.bound() }
+    }
+
+    fn set(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+        // Whoever has looked and not yet fallen asleep holds this lock.
+        drop(self.asleep.lock());
+        self.changed.notify_all();
+    }
+
+    /// Recalls the permission, under the gate.
+    pub(super) fn recall(&self, _gate: &MutexGuard<'_, ()>) {
+        if self.phase() == Phase::Free {
+            // Before the door is told: from here on, [`Collecting::unannounced`] must answer no.
+            self.set(Phase::Recalled);
+            self.door.recall();
+        }
+    }
+
+    /// Takes one more file in, where `room` is enough; answers whether.
+    pub(super) fn admit(&self, room: u64) -> bool {
+        let _gate = self.gate();
+        let files = self.files() + 1;
+        let bound = self.door.most_held(files);
+        if self.phase() != Phase::Free || room < bound {
+            return false;
+        }
+        self.files.store(files, Ordering::Relaxed);
+        self.bound.store(bound, Ordering::Release);
+        true
+    }
+
+    /// One of them was closed, and what was held back of it has arrived.
+    pub(super) fn dismiss(&self) {
+        let _gate = self.gate();
+        let files = self.files().saturating_sub(1);
+        self.files.store(files, Ordering::Relaxed);
+        self.bound.store(if files == 0 { 0 } else { self.door.most_held(files) }, Ordering::Release);
+        if files == 0 {
+            self.forgiving.store(false, Ordering::Relaxed);
+            self.set(Phase::Free);
+        }
+    }
+
+    /// Whether writes need not be announced; with `room` well above the bound again, they need not be from now on.
+    pub(super) fn unannounced(&self, room: u64) -> bool {
+        match self.phase() {
+            Phase::Free => true,
+            Phase::Settled if room >= self.bound().saturating_add(self.bound() / 2) => {
+                let Some(_gate) = self.gate.try_lock() else { return false };
+                if self.phase() == Phase::Settled {
+                    self.set(Phase::Free);
+                }
+                self.phase() == Phase::Free
+            }
+            _ => false,
+        }
+    }
+
+    /// Asks for another settling, to find out what announced writes never happened.
+    pub(super) fn unsettle(&self) {
+        let _gate = self.gate();
+        if self.phase() == Phase::Settled {
+            self.set(Phase::Recalled);
+        }
+    }
+
+    /// The end of a settling.
+    pub(super) fn settled(&self, done: bool) {
+        let _gate = self.gate();
+        if matches!(self.phase(), Phase::Recalled | Phase::Stuck) {
+            if done {
+                self.forgiving.store(false, Ordering::Relaxed);
+            }
+            self.set(if done { Phase::Settled } else { Phase::Stuck });
+        }
+    }
+
+    /// Lets what is held back in above a limit that was lowered, until all of it has arrived.
+    pub(super) fn forgive(&self) {
+        self.forgiving.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_forgiving(&self) -> bool {
+        self.forgiving.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nothing is arriving any more, or it is known that this cannot be had, or the cage is shut down; at most so long.
+    pub(super) fn wait_settled(&self, most: Duration) {
+        let mut asleep = self.asleep.lock();
+        let mut waited = Duration::ZERO;
+        while self.phase() == Phase::Recalled && !self.is_stopped() && waited < most {
+            if self.changed.wait_for(&mut asleep, LOOK).timed_out() {
+                waited += LOOK;
+            }
+        }
+    }
+
+    /// Waits for something to settle; false when the cage is shut down. What is stuck is tried again after `again`.
+    pub(super) fn wait_unsettled(&self, again: Duration) -> bool {
+        let mut asleep = self.asleep.lock();
+        let mut tired = false;
+        loop {
+            if self.is_stopped() {
+                return false;
+            }
+            match self.phase() {
+                Phase::Recalled => return true,
+                Phase::Stuck if tired => return true,
+                Phase::Stuck => tired = self.changed.wait_for(&mut asleep, again).timed_out(),
+                _ => self.changed.wait(&mut asleep),
+            }
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+        drop(self.asleep.lock());
+        self.changed.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,345 @@
+//! `when-full=drop-oldest`: whole rotated files go first, the oldest before the others; then the beginning of the biggest growing file.
+//!
+//! Called by operations that do not fit, without any file's lock; one at a time. Invariants: nothing that matches `keep` is ever touched, nor
+//! any file that is open removed, nor one of several names touched (another name may be one to keep); what is removed is logged.
+
+use super::{
+    books::Shared,
+    inodes::State,
+    ledger::{Full, Owner},
+};
+use nacre_vfs::{
+    AllocateMode, Attr, Caller, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Node, OpenFile, OpenFlags, Result, Time,
+    Whence,
+};
+use parking_lot::Mutex;
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// Bits of `fallocate(2)`.
+const KEEP_SIZE: u32 = 0x01;
+const PUNCH_HOLE: u32 = 0x02;
+const COLLAPSE_RANGE: u32 = 0x08;
+
+/// How a beginning went that is not there any more, for the log.
+const CUT: &str = "cut off";
+
+/// A search that takes so long is not repeated at once where it finds nothing.
+const LONG: Duration = Duration::from_millis(100);
+
+/// What is removed, and what was.
+pub(super) struct Dropping {
+    keep: Vec<String>,
+    rotated: Vec<String>,
+    one: Mutex<()>,
+    /// Until then there is nothing to be removed, as far as a long search has shown.
+    nothing: Mutex<Duration>,
+    files: AtomicU64,
+    heads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Dropping {
+    /// Checks the globs.
+    ///
+    /// # Errors
+    /// Text for the user.
+    pub(super) fn new(keep: &[String], rotated: &[String]) -> Result<Dropping, String> {
+        let rotated: Vec<String> =
+            if rotated.is_empty() { super::options::ROTATED.iter().map(|glob| (*glob).to_owned()).collect() } else { rotated.to_vec() };
+        for (key, glob) in keep.iter().map(|glob| ("keep", glob)).chain(rotated.iter().map(|glob| ("rotated", glob))) {
+            let bad = |why: &str| format!("\"{key}\": the pattern \"{}\" is not understood: {why}", glob.escape_debug());
+            if glob.is_empty() || glob.starts_with('!') {
+                return Err(bad("it must not be empty, nor begin with an exclamation mark"));
+            }
+            fast_glob::validate(glob).map_err(|error| bad(&error.to_string()))?;
+        }
+        let zero = || AtomicU64::new(0);
+        Ok(Dropping {
+            keep: keep.to_vec(),
+            rotated,
+            one: Mutex::new(()),
+            nothing: Mutex::default(),
+            files: zero(),
+            heads: zero(),
+            bytes: zero(),
+        })
+    }
+
+    /// Whether a file must not be touched: by its name, its path, or a directory that it lies in.
+    fn keeps(&self, path: &[u8]) -> bool {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        self.keep.iter().any(|glob| {
+            let glob = glob.as_bytes();
+            let above = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').filter_map(|(end, _)| path.get(..end));
+            let in_a_kept_one = || {
+                above.clone().any(|directory| {
+                    let name = directory.rsplit(|byte| *byte == b'/').next().unwrap_or(directory);
+                    fast_glob::glob_match(glob, directory) || fast_glob::glob_match(glob, name)
+                })
+            };
+            fast_glob::glob_match(glob, name) || fast_glob::glob_match(glob, path) || in_a_kept_one()
+        })
+    }
+
+    fn is_rotated(&self, path: &[u8]) -> bool {
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        self.rotated.iter().any(|glob| fast_glob::glob_match(glob.as_bytes(), name) || fast_glob::glob_match(glob.as_bytes(), path))
+    }
+
+    pub(super) fn report(&self) -> super::options::Dropped {
+        super::options::Dropped {
+            files: self.files.load(Ordering::Relaxed),
+            heads: self.heads.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A rotated file that can go.
+struct Rotated {
+    parent: Node,
+    path: Vec<u8>,
+    id: FileId,
+    mtime: Time,
+}
+
+/// A growing file whose beginning can go.
+struct Growing {
+    node: Node,
+    path: Vec<u8>,
+    attr: Attr,
+}
+
+/// What a walk found.
+#[derive(Default)]
+struct Found {
+    rotated: Vec<Rotated>,
+    growing: Vec<Growing>,
+}
+
+/// Takes a directory's names, so that nothing is done while it is listed.
+#[derive(Default)]
+struct Listed(Vec<(Vec<u8>, Entry)>);
+
+impl DirSink for Listed {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if let Some(file) = entry.entry {
+            self.0.push((entry.name.bytes().to_vec(), file));
+        }
+        true
+    }
+}
+
+impl Shared {
+    /// Removes what is oldest until `bytes` and a little more fit. Answers whether anything became free.
+    pub(super) fn make_room(&self, full: Full, owner: Owner, bytes: u64) -> bool {
+        let _one = self.dropping.one.lock();
+        if self.fits(full, owner, bytes) {
+            // Another one has been here.
+            return true;
+        }
+        let begun = self.clock.now();
+        if begun < *self.dropping.nothing.lock() {
+            return false;
+        }
+        let wanted = bytes.saturating_add(self.spare(full, owner));
+        let found = match self.find_droppable(full, owner) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(cage = self.name, %error, "the cage cannot be searched for old files");
+                return false;
+            }
+        };
+        let before = self.ledger.totals().sums.whole;
+        for rotated in &found.rotated {
+            if self.fits(full, owner, wanted) {
+                break;
+            }
+            self.drop_whole(rotated);
+        }
+        if full != Full::Inodes {
+            for growing in &found.growing {
+                if self.fits(full, owner, wanted) {
+                    break;
+                }
+                let missing = wanted.saturating_sub(self.room_for(full, owner));
+                if let Err(error) = self.drop_head(growing, missing) {
+                    tracing::warn!(cage = self.name, path = %growing.path.escape_ascii(), %error, "the beginning of a file cannot be removed");
+                }
+            }
+        }
+        let after = self.ledger.totals().sums.whole;
+        let fruitful = after.bytes < before.bytes || after.inodes < before.inodes;
+        let now = self.clock.now();
+        if !fruitful && now.saturating_sub(begun) >= LONG {
+            // Not for every write(2) that fails again.
+            *self.dropping.nothing.lock() = now + now.saturating_sub(begun) * 4;
+        }
+        fruitful
+    }
+
+    fn room_for(&self, full: Full, owner: Owner) -> u64 {
+        match full {
+            Full::Whole | Full::Inodes => self.ledger.room(),
+            Full::User | Full::Dir => self.ledger.room_of(owner),
+        }
+    }
+
+    fn fits(&self, full: Full, owner: Owner, bytes: u64) -> bool {
+        if full != Full::Inodes {
+            return self.room_for(full, owner) >= bytes;
+        }
+        let totals = self.ledger.totals();
+        totals.limits.inodes.is_none_or(|limit| totals.sums.whole.inodes < limit)
+    }
+
+    /// A hundredth of the limit: so that not every write has to make room.
+    fn spare(&self, full: Full, owner: Owner) -> u64 {
+        let limits = self.ledger.limits();
+        let limit = match full {
+            Full::Whole | Full::Inodes => limits.bytes,
+            Full::User => limits.users.get(&owner.uid).copied(),
+            Full::Dir => owner.group.and_then(|group| limits.dirs.get(group).copied()),
+        };
+        limit.unwrap_or(0) / 100
+    }
+
+    /// Whether freeing a file helps against the limit in the way.
+    fn helps(full: Full, owner: Owner, file: Owner) -> bool {
+        match full {
+            Full::Whole | Full::Inodes => true,
+            Full::User => file.uid == owner.uid,
+            Full::Dir => file.group == owner.group,
+        }
+    }
+
+    fn find_droppable(&self, full: Full, owner: Owner) -> Result<Found> {
+        let mut found = Found::default();
+        let mut waiting = vec![(self.below.root()?.node, Vec::new())];
+        while let Some((directory, path)) = waiting.pop() {
+            let mut listed = Listed::default();
+            if let Err(error) = self.below.readdir(&Caller::ROOT, &directory, 0, true, &mut listed) {
+                tracing::debug!(%error, path = %path.escape_ascii(), "a directory cannot be searched for old files");
+                continue;
+            }
+            for (name, entry) in listed.0 {
+                let mut path = path.clone();
+                if !path.is_empty() {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(&name);
+                match entry.attr.kind {
+                    Kind::Directory => waiting.push((entry.node, path)),
+                    Kind::File => self.judge(&mut found, &directory, entry, path, (full, owner)),
+                    _ => {}
+                }
+            }
+        }
+        found.rotated.sort_by_key(|rotated| rotated.mtime);
+        found.growing.sort_by_key(|growing| std::cmp::Reverse(self.rule.found(&growing.attr)));
+        Ok(found)
+    }
+
+    fn judge(&self, found: &mut Found, parent: &Node, entry: Entry, path: Vec<u8>, (full, owner): (Full, Owner)) {
+        let file = Owner { uid: entry.attr.uid, group: self.group_of_path(&path) };
+        if self.dropping.keeps(&path) || !Shared::helps(full, owner, file) {
+            return;
+        }
+        let known = self.inodes.find(&entry.attr.id);
+        let (open, grown) = known.map_or((false, false), |inode| {
+            let state = inode.lock();
+            // One that is still read would only lose its name.
+            (state.handles > 0, state.grown)
+        });
+        if self.dropping.is_rotated(&path) {
+            if !open && entry.attr.nlink == 1 {
+                found.rotated.push(Rotated { parent: parent.clone(), path, id: entry.attr.id, mtime: entry.attr.mtime });
+            }
+        } else if grown && entry.attr.nlink == 1 && self.rule.found(&entry.attr) > self.rule.unit {
+            found.growing.push(Growing { node: entry.node, path, attr: entry.attr });
+        }
+    }
+
+    fn drop_whole(&self, rotated: &Rotated) {
+        let name = rotated.path.rsplit(|byte| *byte == b'/').next().unwrap_or(&rotated.path);
+        let Ok(name) = Name::new(name) else { return };
+        let before = self.ledger.room();
+        // The walk took its time: the name may be another file's by now, or somebody may have opened it.
+        let still = |state: &State, attr: &Attr| attr.id == rotated.id && attr.nlink == 1 && state.handles == 0;
+        match self.remove_if(&Caller::ROOT, &rotated.parent, name, false, still) {
+            Ok(()) => {
+                let bytes = self.ledger.room().saturating_sub(before);
+                self.dropping.files.fetch_add(1, Ordering::Relaxed);
+                self.dropping.bytes.fetch_add(bytes, Ordering::Relaxed);
+                tracing::info!(cage = self.name, path = %rotated.path.escape_ascii(), bytes, "removed to make room");
+                if let Ok(parent) = self.below.id(&rotated.parent) {
+                    self.tell(Invalidation::Entry { parent, name: name.bytes().into() });
+                }
+            }
+            // Somebody was faster.
+            Err(Errno::ENOENT | Errno::ESTALE) => {}
+            Err(error) => tracing::warn!(cage = self.name, path = %rotated.path.escape_ascii(), %error, "cannot be removed to make room"),
+        }
+    }
+
+    /// Frees the beginning of a file: about `wanted` bytes of what is stored, and never its last block.
+    fn drop_head(&self, growing: &Growing, wanted: u64) -> Result<()> {
+        let inode = self.inodes.get(growing.attr.id);
+        let file = self.below.open(&Caller::ROOT, &growing.node, OpenFlags::READ_WRITE)?;
+        let mut state = inode.lock();
+        let attr = self.below.getattr(&Caller::ROOT, &growing.node, Some(&*file))?;
+        if attr.id != growing.attr.id || attr.nlink > 1 || attr.size <= self.rule.unit {
+            return Ok(());
+        }
+        self.learn(&inode, &mut state, &growing.node, &attr);
+        let booked = state.cost;
+        let start = file.seek(0, Whence::Data).unwrap_or(0);
+        let last = self.rule.floor(attr.size - 1);
+        let end = self.rule.whole(start.saturating_add(wanted)).min(last);
+        if end <= self.rule.floor(start) {
+            return Ok(());
+        }
+        {
+            let _changing = self.changing.read();
+            self.touch(&inode, &mut state);
+        }
+        let result = self.cut_head(&state, &*file, start, end);
+        match &result {
+            Ok(how) => {
+                self.emptied(&inode, &mut state, 0, end);
+                if *how == CUT {
+                    // What follows has moved.
+                    let moved = |at: u64| at.saturating_sub(end);
+                    state.solid = moved(state.solid.start)..moved(state.solid.end);
+                    state.size = moved(state.size);
+                }
+            }
+            Err(_) => state.unsure(),
+        }
+        self.refresh(&inode, &mut state, &growing.node, Some(&*file));
+        let freed = booked.saturating_sub(state.cost);
+        drop(state);
+        let how = result?;
+        self.dropping.heads.fetch_add(1, Ordering::Relaxed);
+        self.dropping.bytes.fetch_add(freed, Ordering::Relaxed);
+        tracing::info!(cage = self.name, path = %growing.path.escape_ascii(), bytes = freed, how, "the beginning was removed to make room");
+        self.tell(Invalidation::Content { id: inode.id });
+        Ok(())
+    }
+
+    /// Takes `start..end` out, so that the file becomes shorter, where nobody can be misled by that: all who write write at its end, wherever
+    /// that is, and no kernel holds the length for its own. Else a hole is made.
+    fn cut_head(&self, state: &State, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
+        let at_its_end = state.writers == state.appenders && !self.collects();
+        if at_its_end && start == 0 {
+            match file.allocate(AllocateMode(COLLAPSE_RANGE), 0, end) {
+                Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {}
+                other => return other.map(|()| CUT),
+            }
+        }
+        file.allocate(AllocateMode(PUNCH_HOLE | KEEP_SIZE), 0, end).map(|()| "made a hole")
+    }
+}
