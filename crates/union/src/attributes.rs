@@ -1,0 +1,209 @@
+//! Attributes, extended attributes and what else is asked of or done to one file.
+//!
+//! Questions go to the branch that is shown; changes first make sure that the file is where it may be changed.
+
+use crate::{
+    marks,
+    node::{Part, UnionNode},
+    open_file::{UnionFile, may_change},
+    union::Shared,
+};
+use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
+use std::sync::Arc;
+
+/// The right to write, as `access(2)` asks for it.
+const WRITE: u32 = 2;
+/// What `statfs(2)` tells of every union: longer whiteouts are hashed.
+const NAME_MAX: u32 = 255;
+
+/// The open file of this union behind one that filters may have wrapped.
+fn handle<'a>(node: &Arc<UnionNode>, file: Option<&'a dyn OpenFile>) -> Option<&'a UnionFile> {
+    file?.inner().as_any().downcast_ref::<UnionFile>().filter(|file| file.is_of(node))
+}
+
+impl Shared {
+    pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        let node = self.node(node)?;
+        let top = node.top()?;
+        let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
+        let attr = top.branch.layer.getattr(caller, &top.node, open.as_deref().map(|file| file.inner()))?;
+        Ok(self.attr_up(&node, attr))
+    }
+
+    pub(crate) fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        let node = self.node(node)?;
+        let top = node.top()?;
+        if top.branch.is_writable() || mask & WRITE == 0 {
+            return top.branch.layer.access(caller, &top.node, mask);
+        }
+        if !self.can_rise(top.branch.index) {
+            return Err(Errno::EROFS);
+        }
+        match mask & !WRITE {
+            0 => Ok(()),
+            rest => top.branch.layer.access(caller, &top.node, rest),
+        }
+    }
+
+    pub(crate) fn setattr(self: &Arc<Shared>, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        if change.is_empty() {
+            return self.getattr(caller, node, file);
+        }
+        let node = self.node(node)?;
+        if change.size.is_some() && node.kind != Kind::File {
+            return Err(if node.kind == Kind::Directory { Errno::EISDIR } else { Errno::EINVAL });
+        }
+        let cuts_only = change.uid.is_none() && change.gid.is_none() && change.mode.is_none();
+        // What could still be refused must not find the content cut off already.
+        let length = change.size.filter(|_| cuts_only).unwrap_or(u64::MAX);
+        self.copy_up(&node, usize::MAX, length)?;
+        let _still = self.hold_still(&node);
+        let top = node.top()?;
+        let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
+        let attr = top.branch.layer.setattr(caller, &top.node, open.as_deref().map(|file| file.inner()), change)?;
+        Ok(self.attr_up(&node, attr))
+    }
+
+    pub(crate) fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        let top = self.node(node)?.top()?;
+        top.branch.layer.readlink(caller, &top.node)
+    }
+
+    pub(crate) fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        let node = self.directory(node)?;
+        for part in node.parts().iter().filter(|part| part.branch.is_writable()) {
+            part.branch.layer.fsyncdir(caller, &part.node, data_only)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        let top = self.node(node)?.top()?;
+        if marks::is_private_xattr(name) {
+            return Err(Errno::ENODATA);
+        }
+        top.branch.layer.getxattr(caller, &top.node, name, buffer)
+    }
+
+    pub(crate) fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        let top = self.node(node)?.top()?;
+        let names = all_xattrs(caller, &top)?;
+        let mut shown = Vec::with_capacity(names.len());
+        for name in names.split_inclusive(|byte| *byte == 0).filter(|name| !marks::is_private_xattr(name)) {
+            shown.extend_from_slice(name);
+        }
+        if !buffer.is_empty() {
+            buffer.get_mut(..shown.len()).ok_or(Errno::ERANGE)?.copy_from_slice(&shown);
+        }
+        Ok(shown.len())
+    }
+
+    pub(crate) fn setxattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        let node = self.node(node)?;
+        if marks::is_private_xattr(name) {
+            return Err(Errno::EPERM);
+        }
+        self.copy_up(&node, usize::MAX, u64::MAX)?;
+        let _still = self.hold_still(&node);
+        let top = node.top()?;
+        top.branch.layer.setxattr(caller, &top.node, name, value, flags)
+    }
+
+    pub(crate) fn removexattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        let node = self.node(node)?;
+        if marks::is_private_xattr(name) {
+            return Err(Errno::EPERM);
+        }
+        let top = node.top()?;
+        if !top.branch.is_writable() {
+            // Nothing is copied for an attribute that is not there.
+            top.branch.layer.getxattr(caller, &top.node, name, &mut [])?;
+        }
+        self.copy_up(&node, usize::MAX, u64::MAX)?;
+        let _still = self.hold_still(&node);
+        let top = node.top()?;
+        top.branch.layer.removexattr(caller, &top.node, name)
+    }
+
+    pub(crate) fn ioctl(self: &Arc<Shared>, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        let node = self.node(node)?;
+        if may_change(&request) && !node.top()?.branch.is_writable() {
+            // Only what the branch would take is worth a copy: the layers forward a few commands and no others.
+            if !matches!(request.command & 0xff00, 0x6600 | 0x5800) {
+                return Err(Errno::ENOTTY);
+            }
+            self.copy_up(&node, usize::MAX, u64::MAX)?;
+        }
+        let _still = self.hold_still(&node);
+        let top = node.top()?;
+        top.branch.layer.ioctl(caller, &top.node, request, output)
+    }
+
+    pub(crate) fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        let node = self.node(node)?;
+        let mut figures = if self.options.sum { self.sum(caller)? } else { self.figures_of(caller, &node.top()?)? };
+        figures.name_max = NAME_MAX;
+        Ok(figures)
+    }
+
+    fn figures_of(&self, caller: &Caller, top: &Part) -> Result<StatFs> {
+        // New content goes to the branch where the file would be copied to.
+        let writable = self.branches.iter().take(top.branch.index + 1).rev().find(|branch| branch.is_writable());
+        match writable {
+            Some(branch) if branch.index != top.branch.index => branch.layer.statfs(caller, &branch.root),
+            _ => top.branch.layer.statfs(caller, &top.node),
+        }
+    }
+
+    /// All file systems together, each once, in the smallest unit.
+    fn sum(&self, caller: &Caller) -> Result<StatFs> {
+        let mut seen = Vec::new();
+        let mut all = Vec::new();
+        for branch in &self.branches {
+            if !seen.contains(&branch.root_id.fs) {
+                seen.push(branch.root_id.fs);
+                all.push(branch.layer.statfs(caller, &branch.root)?);
+            }
+        }
+        let unit = all.iter().map(|one| one.fragment).filter(|unit| *unit > 0).min().unwrap_or(4096);
+        let mut sum = StatFs { block: unit, fragment: unit, ..StatFs::default() };
+        for one in all {
+            let units = |count: u64| count.saturating_mul(u64::from(one.fragment)) / u64::from(unit);
+            sum.blocks = sum.blocks.saturating_add(units(one.blocks));
+            sum.free = sum.free.saturating_add(units(one.free));
+            sum.available = sum.available.saturating_add(units(one.available));
+            sum.files = sum.files.saturating_add(one.files);
+            sum.files_free = sum.files_free.saturating_add(one.files_free);
+        }
+        Ok(sum)
+    }
+
+    /// Everything to stable storage.
+    pub(crate) fn syncfs(&self) -> Result<()> {
+        for branch in self.branches.iter().filter(|branch| branch.is_writable()) {
+            branch.layer.syncfs()?;
+        }
+        Ok(())
+    }
+}
+
+/// The names of all extended attributes, the union's own among them.
+fn all_xattrs(caller: &Caller, part: &Part) -> Result<Vec<u8>> {
+    for _ in 0..crate::create::ATTEMPTS {
+        let size = part.branch.layer.listxattr(caller, &part.node, &mut [])?;
+        if size == 0 {
+            return Ok(Vec::new());
+        }
+        let mut names = vec![0; size];
+        match part.branch.layer.listxattr(caller, &part.node, &mut names) {
+            // One more has been set meanwhile.
+            Err(Errno::ERANGE) => {}
+            Ok(size) => {
+                names.truncate(size);
+                return Ok(names);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::ERANGE)
+}

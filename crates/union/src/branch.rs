@@ -1,0 +1,385 @@
+//! Branches as users write them: `PATH=ATTRIBUTES`, several divided by `:`. Pure.
+//!
+//! aufs' attributes (`rw`, `ro+wh`) and mergerfs' (`RW`, `NC,4G`) are taken alike, in any mixture. A backslash takes the next character literally, for
+//! paths with a colon, an equals sign or a comma. What is not known is an error: aufs makes such a branch read-only without a word.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// The most branches, as in aufs by default; their numbers have to fit into positions of listings.
+pub const BRANCHES_MAX: usize = 127;
+
+/// Why a text was refused: a sentence for the user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseError(String);
+
+impl ParseError {
+    /// With this sentence.
+    pub fn new(sentence: impl Into<String>) -> ParseError {
+        ParseError(sentence.into())
+    }
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// What may be done with a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Everything.
+    Rw,
+    /// Nothing is changed.
+    Ro,
+    /// Nothing can change: its medium is read-only.
+    Rr,
+    /// Files are changed and removed, but nothing new is put there (mergerfs).
+    Nc,
+}
+
+impl fmt::Display for Permission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Permission::Rw => "rw",
+            Permission::Ro => "ro",
+            Permission::Rr => "rr",
+            Permission::Nc => "nc",
+        })
+    }
+}
+
+/// Classes of extended attributes, as a set (aufs: `icexsec`, `icexsys`, `icextr`, `icexusr`, `icexoth`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XattrClasses(u8);
+
+/// Each attribute word with its class of extended attributes and what their names begin with; the last class is all others.
+const CLASSES: [(&str, u8, &str); 5] = [
+    ("icexsec", 1, "security."),
+    // POSIX ACLs.
+    ("icexsys", 2, "system."),
+    ("icextr", 4, "trusted."),
+    ("icexusr", 8, "user."),
+    ("icexoth", 16, ""),
+];
+
+const ALL_CLASSES: u8 = 31;
+
+impl XattrClasses {
+    /// Whether an attribute is in one of the classes.
+    pub fn has(self, name: &[u8]) -> bool {
+        let class = CLASSES.iter().find(|(_, _, prefix)| name.starts_with(prefix.as_bytes())).map_or(0, |(_, bit, _)| *bit);
+        self.0 & class != 0
+    }
+}
+
+/// What may be done with a branch, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BranchMode {
+    /// What may be done.
+    pub permission: Permission,
+    /// Whiteouts count although it is read-only (`+wh`).
+    pub whiteouts: bool,
+    /// Errors in copying attributes of these classes to this branch are ignored (`+icex*`).
+    pub ignore_xattr: XattrClasses,
+    /// Nothing new is put there where less than so many bytes are free (`+minfree=SIZE`; `None`: as for the whole union).
+    pub min_free: Option<u64>,
+}
+
+/// Words for attributes, with what they do or why they are refused.
+const KNOWN: &str =
+    "rw, ro, rr and nc, each with +wh, +nolwh, +unpin, +icex, +icexsec, +icexsys, +icextr, +icexusr, +icexoth, +minfree=SIZE";
+
+impl BranchMode {
+    fn with(permission: Permission) -> BranchMode {
+        BranchMode { permission, whiteouts: false, ignore_xattr: XattrClasses::default(), min_free: None }
+    }
+
+    /// Readable and writable.
+    pub fn rw() -> BranchMode {
+        BranchMode::with(Permission::Rw)
+    }
+
+    /// Read-only.
+    pub fn ro() -> BranchMode {
+        BranchMode::with(Permission::Ro)
+    }
+
+    /// Read-only, with whiteouts of its own: a layer made by others.
+    pub fn layer() -> BranchMode {
+        BranchMode { whiteouts: true, ..BranchMode::ro() }
+    }
+
+    /// From `rw`, `ro+wh`, `NC,4G`.
+    ///
+    /// # Errors
+    /// A word that is not known, not available yet, or makes no sense there.
+    pub fn parse(text: &str) -> Result<BranchMode, ParseError> {
+        let mut words = text.split(['+', ',']);
+        let first = words.next().unwrap_or_default();
+        let mut mode = BranchMode::with(match first.to_ascii_lowercase().as_str() {
+            "rw" => Permission::Rw,
+            "ro" => Permission::Ro,
+            "rr" => Permission::Rr,
+            "nc" => Permission::Nc,
+            _ => return Err(unknown(first)),
+        });
+        for word in words {
+            mode.add(word)?;
+        }
+        Ok(mode)
+    }
+
+    fn add(&mut self, word: &str) -> Result<(), ParseError> {
+        let later = |what: &str| Err(ParseError(format!("the branch attribute {word} ({what}) is not available yet")));
+        match word {
+            "wh" if self.writable() => {
+                return Err(ParseError(format!("+wh goes with ro and rr: on {} branches whiteouts always count", self.permission)));
+            }
+            "wh" => self.whiteouts = true,
+            // Each whiteout is a file of its own; branches can be renamed.
+            "nolwh" | "unpin" => {}
+            "icex" => self.ignore_xattr.0 = ALL_CLASSES,
+            "coo_reg" | "coo_all" => return later("copy up on open"),
+            "moo" => return later("move up on open"),
+            "fhsm" => return later("tiering"),
+            _ => {
+                if let Some((_, bit, _)) = CLASSES.iter().find(|(class, ..)| *class == word) {
+                    self.ignore_xattr.0 |= bit;
+                } else if let Some(size) = word.strip_prefix("minfree=") {
+                    self.min_free = Some(parse_size(size)?);
+                } else if word.starts_with(|first: char| first.is_ascii_digit()) {
+                    // As mergerfs writes it.
+                    self.min_free = Some(parse_size(word)?);
+                } else {
+                    return Err(unknown(word));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether files on it may be changed.
+    pub fn writable(&self) -> bool {
+        matches!(self.permission, Permission::Rw | Permission::Nc)
+    }
+
+    /// Whether new files may be put there.
+    pub fn creates(&self) -> bool {
+        self.permission == Permission::Rw
+    }
+
+    /// Whether whiteouts and opaque directories on it count.
+    pub fn reads_marks(&self) -> bool {
+        self.whiteouts || self.writable()
+    }
+
+    /// Whether an error in copying this extended attribute to this branch is ignored.
+    pub fn ignores_xattr(&self, name: &[u8]) -> bool {
+        self.ignore_xattr.has(name)
+    }
+}
+
+fn unknown(word: &str) -> ParseError {
+    ParseError(format!(
+        "\"{}\" is no branch attribute; there are {KNOWN}. (An equals sign that belongs to the path is written \\=)",
+        word.escape_debug()
+    ))
+}
+
+/// As it can be read back.
+impl fmt::Display for BranchMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.permission)?;
+        if self.whiteouts {
+            f.write_str("+wh")?;
+        }
+        if self.ignore_xattr.0 == ALL_CLASSES {
+            f.write_str("+icex")?;
+        } else {
+            for (word, bit, _) in CLASSES {
+                if self.ignore_xattr.0 & bit != 0 {
+                    write!(f, "+{word}")?;
+                }
+            }
+        }
+        self.min_free.map_or(Ok(()), |bytes| write!(f, "+minfree={bytes}"))
+    }
+}
+
+impl FromStr for BranchMode {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<BranchMode, ParseError> {
+        BranchMode::parse(text)
+    }
+}
+
+/// A number of bytes: digits, and K, M, G, T or P of 1024 in either case, perhaps with `B` or `iB`.
+///
+/// # Errors
+/// Anything else, and more than fits.
+pub fn parse_size(text: &str) -> Result<u64, ParseError> {
+    let bad = || {
+        ParseError(format!("\"{}\" is no size; write bytes or a number with one of K, M, G, T, P (of 1024), as in 4G", text.escape_debug()))
+    };
+    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        "p" | "pb" | "pib" => 50,
+        _ => return Err(bad()),
+    };
+    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(bad)
+}
+
+/// Bytes with whether each was written plainly, and so can divide.
+pub(crate) type Escaped = [(u8, bool)];
+
+/// A text with backslashes taken apart.
+pub(crate) struct Unescaped {
+    bytes: Vec<(u8, bool)>,
+}
+
+impl Unescaped {
+    pub(crate) fn new(text: &OsStr) -> Unescaped {
+        let (mut bytes, mut rest) = (Vec::new(), text.as_bytes().iter());
+        while let Some(byte) = rest.next() {
+            bytes.push(match (byte, rest.as_slice().first()) {
+                (b'\\', Some(next)) => {
+                    rest.next();
+                    (*next, false)
+                }
+                _ => (*byte, true),
+            });
+        }
+        Unescaped { bytes }
+    }
+
+    /// The parts between plain `divider`s.
+    pub(crate) fn split(&self, divider: u8) -> impl Iterator<Item = &Escaped> {
+        self.bytes.split(move |byte| *byte == (divider, true))
+    }
+}
+
+/// The bytes alone.
+pub(crate) fn plain(bytes: &Escaped) -> OsString {
+    OsString::from_vec(bytes.iter().map(|(byte, _)| *byte).collect())
+}
+
+/// Reads `PATH[=ATTRIBUTES]:...`. Without attributes the first branch is `rw` and all others are `ro`, as in aufs.
+///
+/// # Errors
+/// An attribute that is not known, an empty path, more than [`BRANCHES_MAX`] branches.
+pub fn parse_branches(text: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
+    parse_list(text, |index| if index == 0 { BranchMode::rw() } else { BranchMode::ro() })
+}
+
+/// The same as mergerfs has it: without attributes all branches are `rw`.
+///
+/// # Errors
+/// As [`parse_branches`].
+pub fn parse_pool(text: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
+    parse_list(text, |_| BranchMode::rw())
+}
+
+/// Reads overlayfs' `upperdir` and `lowerdir`: the upper branch is `rw`, each lower one `ro+wh`.
+///
+/// # Errors
+/// An empty path, data-only layers (`::`), too many branches, none at all.
+pub fn parse_overlay(upper: Option<&OsStr>, lower: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
+    let unescaped = Unescaped::new(lower);
+    let mut branches: Vec<(PathBuf, BranchMode)> = Vec::new();
+    if let Some(upper) = upper {
+        branches.push((PathBuf::from(upper), BranchMode::rw()));
+    }
+    for part in unescaped.split(b':') {
+        if part.is_empty() {
+            return Err(ParseError("lowerdir has an empty part; data-only layers (::) are not available yet".to_owned()));
+        }
+        branches.push((PathBuf::from(plain(part)), BranchMode::layer()));
+    }
+    limit(branches)
+}
+
+fn parse_list(text: &OsStr, default: impl Fn(usize) -> BranchMode) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
+    let unescaped = Unescaped::new(text);
+    let branches = unescaped.split(b':').enumerate().map(|(index, part)| parse_branch(part, || default(index)));
+    limit(branches.collect::<Result<_, _>>()?)
+}
+
+fn limit(branches: Vec<(PathBuf, BranchMode)>) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
+    if branches.len() > BRANCHES_MAX {
+        return Err(ParseError(format!("{} branches are more than a union can have ({BRANCHES_MAX})", branches.len())));
+    }
+    Ok(branches)
+}
+
+fn parse_branch(part: &Escaped, default: impl Fn() -> BranchMode) -> Result<(PathBuf, BranchMode), ParseError> {
+    let (path, mode) = match divide(part) {
+        Some((path, mode)) => {
+            let mode = plain(mode);
+            (path, BranchMode::parse(&mode.to_string_lossy())?)
+        }
+        None => (part, default()),
+    };
+    if path.is_empty() {
+        return Err(ParseError("a branch has no path; write PATH=ATTRIBUTES, divided by colons".to_owned()));
+    }
+    Ok((PathBuf::from(plain(path)), mode))
+}
+
+/// At the last equals sign that is not the one of `minfree=`.
+fn divide(part: &Escaped) -> Option<(&Escaped, &Escaped)> {
+    let mut end = part.len();
+    loop {
+        let at = part.get(..end)?.iter().rposition(|byte| *byte == (b'=', true))?;
+        let (path, mode) = (part.get(..at)?, part.get(at + 1..)?);
+        let before = plain(path);
+        let word = before.as_bytes().rsplit(|byte| matches!(byte, b'+' | b',' | b'/')).next();
+        if word != Some(b"minfree") {
+            return Some((path, mode));
+        }
+        end = at;
+    }
+}
+
+/// Checks that no branch lies in another, nor below the mount point. All paths must be canonical.
+///
+/// # Errors
+/// Names the two paths.
+pub fn check_overlap(branches: &[PathBuf], mount_point: Option<&Path>) -> Result<(), ParseError> {
+    for (index, branch) in branches.iter().enumerate() {
+        for other in branches.iter().skip(index + 1) {
+            if branch == other {
+                return Err(ParseError(format!("{} is given twice", branch.display())));
+            }
+            if branch.starts_with(other) || other.starts_with(branch) {
+                let (inner, outer) = if branch.starts_with(other) { (branch, other) } else { (other, branch) };
+                return Err(ParseError(format!("the branch {} lies inside the branch {}", inner.display(), outer.display())));
+            }
+        }
+        if let Some(mount_point) = mount_point
+            && branch.starts_with(mount_point)
+            && branch != mount_point
+        {
+            return Err(ParseError(format!("the branch {} lies inside the mount point {}", branch.display(), mount_point.display())));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! Looking a union over after a crash: what is left of interrupted work, and counts that are too high. Nothing found here ever hides or shows a
+//! wrong file; it takes up room, or makes `st_nlink` too large.
+//!
+//! Called by whoever wants to know ([`Union::check`]), also while the union is in use: each directory's names hold still while it is
+//! looked at, and temporary names of this run are left alone.
+
+use crate::{
+    listing::{self, Present, Request},
+    marks,
+    node::{Part, UnionNode},
+    remove::source,
+    union::{OWN, Shared, Union},
+    work,
+};
+use hashbrown::HashMap;
+use nacre_vfs::{DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Result};
+use std::sync::{Arc, atomic::Ordering};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// A file that was being made when an earlier run ended.
+    Leftover,
+    /// A whiteout beside a name that is there: it hides nothing.
+    UselessWhiteout,
+    /// A file is said to have more names than it has.
+    TooManyLinks {
+        /// Names on lower branches as counted.
+        counted: u32,
+        /// As found.
+        found: u32,
+    },
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The branch, counted from the top.
+    pub branch: usize,
+    /// Where: the names from the top of the branch down, divided by `/`.
+    pub path: Vec<u8>,
+    /// What.
+    pub problem: Problem,
+    /// It has been put right.
+    pub repaired: bool,
+}
+
+/// Collects the union's own names.
+#[derive(Default)]
+struct Reserved {
+    names: Vec<Vec<u8>>,
+    next: u64,
+    seen: usize,
+}
+
+/// Names looked at in one call.
+const PAGE: usize = 4096;
+
+impl DirSink for Reserved {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.seen == PAGE {
+            return false;
+        }
+        self.seen += 1;
+        self.next = entry.next;
+        if marks::is_reserved(entry.name.bytes()) {
+            self.names.push(entry.name.bytes().to_vec());
+        }
+        true
+    }
+}
+
+/// Collects the names that users see.
+struct Visible(Vec<Vec<u8>>);
+
+impl Present for Visible {
+    fn present(&mut self, _: usize, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        self.0.push(name.bytes().to_vec());
+        Ok(true)
+    }
+}
+
+/// A check under way.
+struct Check<'a> {
+    shared: &'a Shared,
+    repair: bool,
+    findings: Vec<Finding>,
+    /// For each file in the hard-link index, the names that lead to it from below.
+    names: HashMap<FileId, u32>,
+}
+
+impl Union {
+    /// Looks everything over that can be seen, and puts right what is found where `repair` says so.
+    ///
+    /// # Errors
+    /// What the branches say: the check then has not seen everything.
+    pub fn check(&self, repair: bool) -> Result<Vec<Finding>> {
+        let mut check = Check { shared: self.shared(), repair, findings: Vec::new(), names: HashMap::new() };
+        let moves = self.shared().moves.load(Ordering::Relaxed);
+        let mut complete = true;
+        let mut waiting = vec![Arc::clone(&self.shared().root)];
+        while let Some(directory) = waiting.pop() {
+            match check.directory(&directory, &mut waiting) {
+                Ok(()) => {}
+                // Removed meanwhile.
+                Err(Errno::ENOENT | Errno::ESTALE) => complete = false,
+                Err(error) => return Err(error),
+            }
+        }
+        // An entry of the index that is still needed must not go: names in a directory that has moved may have been missed.
+        if complete && self.shared().moves.load(Ordering::Relaxed) == moves {
+            check.links()?;
+        }
+        Ok(check.findings)
+    }
+}
+
+impl Check<'_> {
+    fn directory(&mut self, directory: &Arc<UnionNode>, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
+        let _names = directory.names.read();
+        if directory.is_gone() {
+            return Ok(());
+        }
+        let view = directory.view();
+        for part in view.parts.iter().filter(|part| part.branch.is_writable()) {
+            for name in reserved(part)? {
+                self.own_name(directory, part, &name)?;
+            }
+        }
+        let sources: Vec<_> = view.parts.iter().map(source).collect();
+        let marks = view.parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+        let mut visible = Visible(Vec::new());
+        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        self.shared.listings.list(&marks, &request, &sources, &mut visible)?;
+        for name in visible.0 {
+            let name = Name::new(&name)?;
+            let Some(found) = self.shared.sight(&OWN, &view, name)?.found else { continue };
+            let seen = found.top()?.branch.index;
+            let node = self.shared.known(directory, name, found)?;
+            if node.kind == Kind::Directory {
+                waiting.push(node);
+            } else if node.top()?.branch.index != seen {
+                *self.names.entry(node.id).or_insert(0) += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// One of the union's own names in a directory of a branch.
+    fn own_name(&mut self, directory: &Arc<UnionNode>, part: &Part, bytes: &[u8]) -> Result<()> {
+        let (branch, name) = (&part.branch, Name::new(bytes)?);
+        if branch.work()?.is_left_over(bytes) {
+            let removed = if self.repair { remove(part, name).map(|()| true)? } else { false };
+            self.found(directory, branch.index, bytes, Problem::Leftover, removed);
+            return Ok(());
+        }
+        let hidden = match marks::listed(name) {
+            marks::Listed::Hides(hidden) => hidden.bytes().to_vec(),
+            marks::Listed::HidesLong => match marks::long_name(&*branch.layer, &part.node, name)? {
+                Some(hidden) => hidden,
+                None => return Ok(()),
+            },
+            marks::Listed::Plain | marks::Listed::Private => return Ok(()),
+        };
+        match branch.layer.lookup(&OWN, &part.node, Name::new(&hidden)?) {
+            // Other programs hide with it what lies below a directory.
+            Ok(beside) if beside.attr.kind != Kind::Directory => {}
+            Ok(_) | Err(Errno::ENOENT) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        if self.repair {
+            branch.layer.unlink(&OWN, &part.node, name)?;
+        }
+        self.found(directory, branch.index, bytes, Problem::UselessWhiteout, self.repair);
+        Ok(())
+    }
+
+    /// Counts of the hard-link index against what the walk has found.
+    fn links(&mut self) -> Result<()> {
+        for (id, branch, counted) in self.shared.links.counts() {
+            let found = self.names.get(&id).copied().unwrap_or(0);
+            if found < counted {
+                let repaired = self.repair && self.shared.links.correct(id, counted, found)?;
+                let path = work::LINKS.to_vec();
+                self.findings.push(Finding { branch, path, problem: Problem::TooManyLinks { counted, found }, repaired });
+            }
+        }
+        Ok(())
+    }
+
+    fn found(&mut self, directory: &UnionNode, branch: usize, name: &[u8], problem: Problem, repaired: bool) {
+        let mut path = directory.path().unwrap_or_default();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        self.findings.push(Finding { branch, path, problem, repaired });
+    }
+}
+
+/// The union's own names in a directory of a branch.
+fn reserved(part: &Part) -> Result<Vec<Vec<u8>>> {
+    let mut page = Reserved::default();
+    loop {
+        page.seen = 0;
+        part.branch.layer.readdir(&OWN, &part.node, page.next, false, &mut page)?;
+        if page.seen == 0 {
+            return Ok(page.names);
+        }
+    }
+}
+
+fn remove(part: &Part, name: Name<'_>) -> Result<()> {
+    let layer = &part.branch.layer;
+    let found = layer.lookup(&OWN, &part.node, name)?;
+    if found.attr.kind != Kind::Directory {
+        return layer.unlink(&OWN, &part.node, name);
+    }
+    listing::purge(&**layer, &found.node)?;
+    layer.rmdir(&OWN, &part.node, name)
+}

@@ -1,0 +1,376 @@
+//! Copying a file to a branch where it may be changed.
+//!
+//! Called before the first change of a file that is on a read-only branch, and by renames that need it higher up. The copy is built in the
+//! work directory of the branch, complete with attributes, made durable as configured, and put in its place by one rename, so that after a
+//! crash there is either no copy or a whole one. Whoever has the file open goes on with the copy. Invariants:
+//! * `copying` of the node is held all the while, so nobody writes to either of the two;
+//! * the parents are there before; the parent's times are put back after.
+
+use crate::{
+    branches::Branch,
+    identity, marks,
+    node::{Part, Place, UnionNode},
+    union::{OWN, Shared},
+    work::Temporary,
+};
+use nacre_vfs::{Attr, Errno, Kind, Layer, Name, Node, OpenFlags, Opened, RenameFlags, Result, SetAttr, SetTime, Whence, XattrFlags};
+use std::sync::Arc;
+
+/// Bytes copied at once where the storage cannot do it by itself.
+const BLOCK: usize = 256 << 10;
+
+/// The longest list of names and the longest value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`, linux/limits.h).
+const XATTR_MAX: usize = 64 << 10;
+
+/// How often a file that is renamed meanwhile is followed.
+const ATTEMPTS: usize = 100;
+
+/// A copy that has no name yet.
+pub(crate) struct Built {
+    branch: Arc<Branch>,
+    temporary: Temporary,
+    pub(crate) part: Part,
+}
+
+impl Built {
+    /// Its name in the work directory.
+    ///
+    /// # Errors
+    /// Never, as [`Temporary::name`].
+    pub(crate) fn name(&self) -> Result<Name<'_>> {
+        self.temporary.name()
+    }
+}
+
+impl Shared {
+    /// Makes sure that a file is where it may be changed: on a writable branch, and not below `most`. Of its content, only the first `length`
+    /// bytes are needed.
+    ///
+    /// # Errors
+    /// EROFS where there is no such branch; ENOSPC and what else the storages say.
+    pub(crate) fn copy_up(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize, length: u64) -> Result<Part> {
+        if node.kind == Kind::Directory {
+            return self.raise_directory(node);
+        }
+        let top = node.top()?;
+        if top.branch.is_writable() && top.branch.index <= most {
+            return Ok(top);
+        }
+        let _alone = node.copying.lock();
+        for _ in 0..ATTEMPTS {
+            let top = node.top()?;
+            if top.branch.is_writable() && top.branch.index <= most {
+                return Ok(top);
+            }
+            if top.branch.is_writable() && !node.open_files().is_empty() {
+                // The kernel may be writing to the open file directly: it has to stay where it is.
+                return Err(Errno::EXDEV);
+            }
+            let place = node.place().filter(|_| !node.is_gone());
+            let target = self.branch_for_copy(place.as_ref(), top.branch.index, most)?;
+            let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
+            let attr = self.attr_of_source(node, &top)?;
+            let built = self.build(node, &top, &attr, &target, length)?;
+            match self.put_in_place(node, (&top, &attr), &built, place.as_ref().zip(parent.as_ref())) {
+                Ok(Some(part)) => return Ok(part),
+                Ok(None) => self.discard(&built),
+                Err(error) => {
+                    self.discard(&built);
+                    return Err(error);
+                }
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    pub(crate) fn attr_of_source(&self, node: &Arc<UnionNode>, top: &Part) -> Result<Attr> {
+        let open = node.open_files();
+        let file = open.iter().find(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
+        top.branch.layer.getattr(&OWN, &top.node, file.as_deref().map(|file| file.inner()))
+    }
+
+    pub(crate) fn build(&self, node: &Arc<UnionNode>, top: &Part, attr: &Attr, target: &Arc<Branch>, length: u64) -> Result<Built> {
+        let work = target.work()?;
+        let temporary = work.temporary();
+        let (layer, directory) = (&target.layer, &work.directory);
+        let made = self.make_like(node, top, attr, layer, directory, temporary.name()?)?;
+        let (entry, file) = made;
+        let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
+        match self.fill(node, top, attr, &built, file, length) {
+            Ok(()) => Ok(built),
+            Err(error) => {
+                self.discard(&built);
+                Err(error)
+            }
+        }
+    }
+
+    fn make_like(
+        &self,
+        node: &UnionNode,
+        top: &Part,
+        attr: &Attr,
+        layer: &Arc<dyn Layer>,
+        directory: &Node,
+        name: Name<'_>,
+    ) -> Result<(nacre_vfs::Entry, Option<Opened>)> {
+        Ok(match node.kind {
+            Kind::File => {
+                let flags = OpenFlags(OpenFlags::READ_WRITE.0 | OpenFlags::EXCL);
+                let (entry, file) = layer.create(&OWN, directory, name, 0o600, flags)?;
+                (entry, Some(file))
+            }
+            Kind::Symlink => {
+                let target = top.branch.layer.readlink(&OWN, &top.node)?;
+                (layer.symlink(&OWN, directory, name, &target)?, None)
+            }
+            Kind::Directory => return Err(Errno::EISDIR),
+            kind => (layer.mknod(&OWN, directory, name, kind, 0o600, (attr.rdev_major, attr.rdev_minor))?, None),
+        })
+    }
+
+    fn fill(&self, node: &Arc<UnionNode>, top: &Part, attr: &Attr, built: &Built, file: Option<Opened>, length: u64) -> Result<()> {
+        if let Some(file) = &file {
+            let size = attr.size.min(length);
+            let source = match node.open_files().iter().find(|open| open.is_on(&top.branch) && open.reads()) {
+                Some(open) => Arc::clone(open.present()),
+                None => top.branch.layer.open(&OWN, &top.node, OpenFlags::READ)?,
+            };
+            let end = copy_content(&source, file, size)?;
+            if end < size {
+                let change = SetAttr { size: Some(size), ..SetAttr::default() };
+                built.branch.layer.setattr(&OWN, &built.part.node, Some(file.inner()), &change)?;
+            }
+        }
+        if marks::is_whiteout_device(attr.kind, (attr.rdev_major, attr.rdev_minor)) {
+            built.branch.marks.keep_device(&*built.branch.layer, &built.part.node)?;
+        }
+        self.dress(top, attr, &built.part)?;
+        identity::set_origin(&built.branch, &built.part.node, built.part.id, node.id)?;
+        match file {
+            Some(file) if self.options.sync => file.fsync(false),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a copy the owner, the extended attributes, the mode and the times of what it was copied from, in an order in which no step
+    /// undoes another.
+    pub(crate) fn dress(&self, from: &Part, attr: &Attr, to: &Part) -> Result<()> {
+        let layer = &to.branch.layer;
+        let own = layer.getattr(&OWN, &to.node, None)?;
+        let owner = SetAttr {
+            uid: Some(attr.uid).filter(|uid| *uid != own.uid),
+            gid: Some(attr.gid).filter(|gid| *gid != own.gid),
+            ..SetAttr::default()
+        };
+        if !owner.is_empty() {
+            layer.setattr(&OWN, &to.node, None, &owner)?;
+        }
+        copy_xattrs(from, to)?;
+        let rest = SetAttr {
+            mode: Some(attr.mode).filter(|_| attr.kind != Kind::Symlink),
+            atime: Some(SetTime::To(attr.atime)),
+            mtime: Some(SetTime::To(attr.mtime)),
+            ..SetAttr::default()
+        };
+        layer.setattr(&OWN, &to.node, None, &rest)?;
+        Ok(())
+    }
+
+    /// The last step. `None` where the file has been renamed meanwhile.
+    fn put_in_place(
+        &self,
+        node: &Arc<UnionNode>,
+        (top, attr): (&Part, &Attr),
+        built: &Built,
+        home: Option<(&Place, &Part)>,
+    ) -> Result<Option<Part>> {
+        let Some((place, parent)) = home else { return self.put_nowhere(node, attr, built).map(Some) };
+        let _names = place.parent.names.write();
+        if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
+            return Ok(None);
+        }
+        let (layer, work) = (&built.branch.layer, built.branch.work()?);
+        let name = Name::new(&place.name)?;
+        let before = layer.getattr(&OWN, &parent.node, None)?;
+        self.mark_home(&place.parent, parent)?;
+        if attr.nlink > 1 || self.links.knows(node.id) {
+            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+            // From now on every name shows the copy, even if it gets no name of its own here.
+            self.now_on(node, &part);
+            let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
+            layer.adopt(&part.node, &linked.node);
+            self.links.one_less(node.id, attr.nlink, &built.branch)?;
+        } else {
+            move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
+            let learnt = learn(&built.part, parent, name);
+            // Whatever came of that, the file is there: an open one that cannot follow now tries again when it is used.
+            self.now_on(node, &built.part);
+            learnt?;
+        }
+        // A move between writable branches leaves nothing behind.
+        self.remove_hidden(&place.parent.view(), &top.branch, name);
+        let part = node.top()?;
+        self.tidy_parent(&part, parent, &before);
+        if self.options.sync {
+            layer.fsyncdir(&OWN, &parent.node, false)?;
+        }
+        self.listings.forget(place.parent.id);
+        Ok(Some(part))
+    }
+
+    /// What follows when something has come to a directory of a branch by itself.
+    pub(crate) fn tidy_parent(&self, part: &Part, parent: &Part, before: &Attr) {
+        let layer = &part.branch.layer;
+        if let Err(error) = put_back_times(&**layer, &parent.node, before) {
+            // The copy is in its place: that is what was asked for.
+            tracing::warn!(branch = part.branch.index, ?error, "a directory keeps the times of a copy-up");
+        }
+    }
+
+    /// The file is there, and whoever has it open goes on there.
+    pub(crate) fn now_on(&self, node: &Arc<UnionNode>, part: &Part) {
+        node.settle(vec![part.clone()], part.branch.index);
+        for file in node.open_files() {
+            file.follow(part);
+        }
+    }
+
+    /// For a file to which no name is known to lead: one of several, which then find it in the index, or none at all.
+    fn put_nowhere(&self, node: &Arc<UnionNode>, attr: &Attr, built: &Built) -> Result<Part> {
+        if !node.is_gone() && (attr.nlink > 1 || self.links.knows(node.id)) {
+            let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
+            self.now_on(node, &part);
+            return Ok(part);
+        }
+        self.now_on(node, &built.part);
+        self.discard(built);
+        Ok(built.part.clone())
+    }
+
+    pub(crate) fn discard(&self, built: &Built) {
+        let removed = built.branch.work().and_then(|work| built.branch.layer.unlink(&OWN, &work.directory, built.temporary.name()?));
+        match removed {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(error) => {
+                tracing::warn!(branch = built.branch.index, ?error, "a temporary file stays in the work directory until the next start")
+            }
+        }
+    }
+}
+
+/// Tells a file's node on its branch where it is now.
+pub(crate) fn learn(part: &Part, parent: &Part, name: Name<'_>) -> Result<()> {
+    let fresh = part.branch.layer.lookup(&OWN, &parent.node, name)?;
+    part.branch.layer.adopt(&part.node, &fresh.node);
+    Ok(())
+}
+
+/// Moves something finished to a free name.
+///
+/// # Errors
+/// EEXIST where somebody else has taken the name on the branch.
+pub(crate) fn move_in(layer: &dyn Layer, from: (&Node, Name<'_>), to: (&Node, Name<'_>)) -> Result<()> {
+    match layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(RenameFlags::NOREPLACE)) {
+        // A file system without this flag.
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => layer.rename(&OWN, from.0, from.1, to.0, to.1, RenameFlags(0)),
+        other => other,
+    }
+}
+
+/// Puts a directory's times back after a change that users did not ask for.
+fn put_back_times(layer: &dyn Layer, directory: &Node, before: &Attr) -> Result<()> {
+    let change = SetAttr { atime: Some(SetTime::To(before.atime)), mtime: Some(SetTime::To(before.mtime)), ..SetAttr::default() };
+    layer.setattr(&OWN, directory, None, &change).map(|_| ())
+}
+
+/// Copies the first `size` bytes, leaving holes out; answers the end of the last piece copied.
+fn copy_content(from: &Opened, to: &Opened, size: u64) -> Result<u64> {
+    let (mut at, mut end) = (0, 0);
+    while at < size {
+        let data = match from.seek(at, Whence::Data) {
+            Ok(data) => data,
+            Err(Errno::ENXIO) => break,
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => at,
+            Err(error) => return Err(error),
+        };
+        let hole = match from.seek(data, Whence::Hole) {
+            Ok(hole) if hole > data => hole.min(size),
+            Ok(_) | Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => size,
+            Err(Errno::ENXIO) => break,
+            Err(error) => return Err(error),
+        };
+        if data >= size {
+            break;
+        }
+        end = copy_range(from, to, data, hole)?;
+        if end < hole {
+            break;
+        }
+        at = hole;
+    }
+    Ok(end)
+}
+
+/// Copies from `start` to `end`; answers how far there was something.
+fn copy_range(from: &Opened, to: &Opened, start: u64, end: u64) -> Result<u64> {
+    let mut at = start;
+    while at < end {
+        match from.copy_to(at, to.inner(), at, end - at, 0) {
+            Ok(0) => break,
+            Ok(copied) => at += copied,
+            Err(Errno::EXDEV | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EBADF) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let mut buffer = if at < end { vec![0; BLOCK] } else { Vec::new() };
+    while at < end {
+        let want = usize::try_from(end - at).unwrap_or(BLOCK).min(BLOCK);
+        let piece = buffer.get_mut(..want).ok_or(Errno::EIO)?;
+        let read = from.read(piece, at)?;
+        if read == 0 {
+            break;
+        }
+        let mut rest = piece.get(..read).ok_or(Errno::EIO)?;
+        while !rest.is_empty() {
+            let written = to.write(rest, at)?;
+            if written == 0 {
+                return Err(Errno::EIO);
+            }
+            rest = rest.get(written..).ok_or(Errno::EIO)?;
+            at += written as u64;
+        }
+    }
+    Ok(at)
+}
+
+/// Whether an attribute is a label that security modules give to new files by themselves.
+fn is_label(name: &[u8]) -> bool {
+    name.starts_with(b"security.") && name != b"security.capability"
+}
+
+/// Copies extended attributes (access control lists and capabilities are such), but for the union's own marks.
+fn copy_xattrs(from: &Part, to: &Part) -> Result<()> {
+    let mut names = vec![0; XATTR_MAX];
+    let size = match from.branch.layer.listxattr(&OWN, &from.node, &mut names) {
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => return Ok(()),
+        other => other?,
+    };
+    names.truncate(size);
+    let mut value = Vec::new();
+    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty() && !marks::is_private_xattr(name)) {
+        value.resize(XATTR_MAX, 0);
+        let copied = match from.branch.layer.getxattr(&OWN, &from.node, name, &mut value) {
+            // Removed meanwhile.
+            Err(Errno::ENODATA) => continue,
+            Ok(size) => to.branch.layer.setxattr(&OWN, &to.node, name, value.get(..size).unwrap_or_default(), XattrFlags::default()),
+            Err(error) => Err(error),
+        };
+        match copied {
+            Err(Errno::EPERM | Errno::EOPNOTSUPP) if is_label(name) => {}
+            Err(error) if !to.branch.mode.ignores_xattr(name) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}

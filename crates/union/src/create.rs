@@ -1,0 +1,373 @@
+//! Everything that makes a new name: files, directories, links.
+//!
+//! What is made is made under its own name at once where that is free on the branch, so that groups and access control lists are handed down by
+//! the directory itself; where a whiteout stands at the very name, under a hidden one in the same directory, and then moved over the
+//! whiteout. A directory that takes the place of a hidden one is opaque before it gets its name.
+
+use crate::{
+    branches::Branch,
+    lookup::{Found, Sight},
+    marks,
+    node::{Part, UnionNode},
+    open_file::UnionFile,
+    union::{OWN, Shared},
+    work::Temporary,
+};
+use nacre_vfs::{Attr, Caller, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result};
+use std::sync::Arc;
+
+/// How often an operation starts over because what it found has changed meanwhile.
+pub(crate) const ATTEMPTS: usize = 100;
+
+/// Where something new goes. The directory's names hold still.
+pub(crate) struct Spot<'a> {
+    pub(crate) branch: &'a Arc<Branch>,
+    pub(crate) directory: &'a Node,
+    part: &'a Part,
+    name: Name<'a>,
+    /// A whiteout stands at the very name.
+    occupied: bool,
+    /// A whiteout beside the name.
+    covered: bool,
+    /// The last branch on which it would be seen, and the last that could show a directory of this name.
+    floor: usize,
+}
+
+/// The name under which something is made first.
+enum Making<'a> {
+    Itself(Name<'a>),
+    Hidden(Temporary),
+}
+
+impl<'a> Spot<'a> {
+    fn making(&self, hidden: bool) -> Result<Making<'a>> {
+        Ok(if hidden { Making::Hidden(self.branch.work()?.hidden_temporary()) } else { Making::Itself(self.name) })
+    }
+
+    /// Gives what has been made its name.
+    fn finish(&self, making: &Making<'_>, node: &Node, kind: Kind) -> Result<()> {
+        let layer = &self.branch.layer;
+        if let Making::Hidden(temporary) = making {
+            let moved = self.move_over(&**layer, temporary.name()?, kind);
+            if let Err(error) = moved {
+                let _ = if kind == Kind::Directory {
+                    crate::listing::purge(&**layer, node).and_then(|()| layer.rmdir(&OWN, self.directory, temporary.name()?))
+                } else {
+                    layer.unlink(&OWN, self.directory, temporary.name()?)
+                };
+                return Err(error);
+            }
+            let fresh = layer.lookup(&OWN, self.directory, self.name)?;
+            layer.adopt(node, &fresh.node);
+        }
+        if self.covered
+            && let Err(error) = self.branch.marks.unhide(&**layer, self.directory, self.name)
+        {
+            // It hides nothing that could be seen.
+            tracing::warn!(branch = self.branch.index, ?error, "a whiteout stays beside its name");
+        }
+        Ok(())
+    }
+
+    fn move_over(&self, layer: &dyn Layer, temporary: Name<'_>, kind: Kind) -> Result<()> {
+        if kind == Kind::Directory && self.occupied {
+            let swap = RenameFlags(RenameFlags::EXCHANGE);
+            layer.rename(&OWN, self.directory, temporary, self.directory, self.name, swap)?;
+            return layer.unlink(&OWN, self.directory, temporary);
+        }
+        layer.rename(&OWN, self.directory, temporary, self.directory, self.name, RenameFlags(0))
+    }
+}
+
+impl Making<'_> {
+    fn name(&self) -> Result<Name<'_>> {
+        match self {
+            Making::Itself(name) => Ok(*name),
+            Making::Hidden(temporary) => temporary.name(),
+        }
+    }
+}
+
+/// Refuses the union's own names.
+///
+/// # Errors
+/// EPERM, as aufs.
+pub(crate) fn check_name(name: Name<'_>) -> Result<()> {
+    if marks::is_reserved(name.bytes()) { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// Which branch a new name goes to.
+#[derive(Clone, Copy)]
+enum On<'a> {
+    /// As the policy says.
+    Any,
+    /// The same, for a directory.
+    AnyForDirectory,
+    /// This one.
+    Branch(&'a Arc<Branch>),
+}
+
+impl Shared {
+    /// Finds the spot for a new name and makes it there.
+    fn make<T>(
+        &self,
+        caller: &Caller,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        on: On<'_>,
+        act: &mut dyn FnMut(&Spot<'_>) -> Result<T>,
+    ) -> Result<T> {
+        check_name(name)?;
+        // Chosen once: a policy that takes turns must not take several for one file.
+        let mut chosen: Option<Arc<Branch>> = None;
+        for _ in 0..ATTEMPTS {
+            let target = {
+                let _names = parent.names.write();
+                if parent.is_gone() {
+                    return Err(Errno::ENOENT);
+                }
+                let view = parent.view();
+                let sight = self.sight(caller, &view, name)?;
+                if sight.found.is_some() {
+                    return Err(Errno::EEXIST);
+                }
+                let target = match (on, chosen.take().filter(|branch| branch.index <= sight.limit)) {
+                    (On::Branch(branch), _) if branch.index <= sight.limit => Arc::clone(branch),
+                    (On::Branch(_), _) => return Err(Errno::EXDEV),
+                    (_, Some(branch)) => branch,
+                    (on, None) => self.branch_for_new(parent, Some(name), matches!(on, On::AnyForDirectory), sight.limit)?,
+                };
+                if let Some(part) = view.on(&target) {
+                    let spot = spot(&target, part, name, &sight)?;
+                    let made = act(&spot)?;
+                    self.listings.forget(parent.id);
+                    return Ok(made);
+                }
+                target
+            };
+            self.grow(parent, &target)?;
+            chosen = Some(target);
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// The node of something just made.
+    fn born(&self, parent: &Arc<UnionNode>, spot: &Spot<'_>, node: Node, mut attr: Attr, floor: usize) -> Result<(Entry, Arc<UnionNode>)> {
+        let id = self.identities.of(attr.id);
+        let part = Part::new(spot.branch, node, attr.id);
+        let known = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor });
+        known.arrive(parent, spot.name.bytes());
+        attr.id = id;
+        Ok((Entry { node: Node::new(Arc::clone(&known)), attr }, known))
+    }
+
+    pub(crate) fn create(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        mode: u32,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let parent = self.directory(parent)?;
+        for _ in 0..ATTEMPTS {
+            let made = self.make(caller, &parent, name, On::Any, &mut |spot| {
+                let making = spot.making(spot.occupied)?;
+                let flags = OpenFlags(flags.0 | OpenFlags::EXCL);
+                let (entry, file) = spot.branch.layer.create(caller, spot.directory, making.name()?, mode, flags)?;
+                spot.finish(&making, &entry.node, Kind::File)?;
+                let (entry, node) = self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?;
+                Ok((entry, self.wrap(&node, spot.branch, file, flags)))
+            });
+            match made {
+                Err(Errno::EEXIST) if !flags.exclusive() => match self.open_existing(caller, &parent, name, flags) {
+                    Err(Errno::ENOENT) => {}
+                    other => return other,
+                },
+                other => return other,
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    fn open_existing(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        parent: &Arc<UnionNode>,
+        name: Name<'_>,
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let entry = self.lookup(caller, &Node::new(Arc::clone(parent)), name)?;
+        let node = self.node(&entry.node)?;
+        match node.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(Errno::EISDIR),
+            // The kernel shall look again and do what is right for it.
+            _ => return Err(Errno::ESTALE),
+        }
+        let file = self.open_node(caller, &node, flags)?;
+        let attr = if flags.truncates() { self.getattr(caller, &entry.node, Some(&*file))? } else { entry.attr };
+        Ok((Entry { node: entry.node, attr }, file))
+    }
+
+    pub(crate) fn tmpfile(self: &Arc<Shared>, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let parent = self.directory(parent)?;
+        if parent.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let view = parent.view();
+        let target = self.branch_for_new(&parent, None, false, view.floor)?;
+        let part = self.grow(&parent, &target)?;
+        let (entry, file) = target.layer.tmpfile(caller, &part.node, mode, flags)?;
+        let mut attr = entry.attr;
+        let id = self.identities.of(attr.id);
+        let part = Part::new(&target, entry.node, attr.id);
+        let node = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor: target.index });
+        attr.id = id;
+        let file = self.wrap(&node, &target, file, flags);
+        Ok((Entry { node: Node::new(node), attr }, file))
+    }
+
+    pub(crate) fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        self.make(caller, &parent, name, On::AnyForDirectory, &mut |spot| {
+            let opaque = spot.occupied || spot.covered || self.options.opaque_always;
+            let layer = &spot.branch.layer;
+            let making = spot.making(opaque)?;
+            // Whoever runs us may be no superuser, and has to be able to work in it until it is finished.
+            let first = if opaque { mode | 0o700 } else { mode };
+            let mut entry = layer.mkdir(caller, spot.directory, making.name()?, first)?;
+            if opaque {
+                let finished = spot.branch.marks.make_opaque(&**layer, &entry.node).and_then(|()| match first == mode {
+                    true => layer.getattr(&OWN, &entry.node, None),
+                    false => {
+                        let mode = entry.attr.mode & !(0o700 & !mode);
+                        layer.setattr(&OWN, &entry.node, None, &nacre_vfs::SetAttr { mode: Some(mode), ..Default::default() })
+                    }
+                });
+                match finished {
+                    Ok(attr) => entry.attr = attr,
+                    Err(error) => {
+                        let _ =
+                            crate::listing::purge(&**layer, &entry.node).and_then(|()| layer.rmdir(&OWN, spot.directory, making.name()?));
+                        return Err(error);
+                    }
+                }
+            }
+            spot.finish(&making, &entry.node, Kind::Directory)?;
+            let floor = if opaque { spot.branch.index } else { spot.floor };
+            Ok(self.born(&parent, spot, entry.node, entry.attr, floor)?.0)
+        })
+    }
+
+    pub(crate) fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        let ambiguous = marks::is_whiteout_device(kind, device);
+        self.make(caller, &parent, name, On::Any, &mut |spot| {
+            let making = spot.making(spot.occupied || ambiguous)?;
+            let layer = &spot.branch.layer;
+            let entry = layer.mknod(caller, spot.directory, making.name()?, kind, mode, device)?;
+            if ambiguous && let Err(error) = spot.branch.marks.keep_device(&**layer, &entry.node) {
+                layer.unlink(&OWN, spot.directory, making.name()?)?;
+                return Err(error);
+            }
+            spot.finish(&making, &entry.node, kind)?;
+            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?.0)
+        })
+    }
+
+    pub(crate) fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        self.make(caller, &parent, name, On::Any, &mut |spot| {
+            let making = spot.making(spot.occupied)?;
+            let entry = spot.branch.layer.symlink(caller, spot.directory, making.name()?, target)?;
+            spot.finish(&making, &entry.node, Kind::Symlink)?;
+            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?.0)
+        })
+    }
+
+    pub(crate) fn link(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        node: &Node,
+        file: Option<&dyn OpenFile>,
+        parent: &Node,
+        name: Name<'_>,
+    ) -> Result<Entry> {
+        let node = self.node(node)?;
+        let parent = self.directory(parent)?;
+        if node.kind == Kind::Directory {
+            return Err(Errno::EPERM);
+        }
+        check_name(name)?;
+        if self.lookup(caller, &Node::new(Arc::clone(&parent)), name).is_ok() {
+            return Err(Errno::EEXIST);
+        }
+        if node.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let mut most = usize::MAX;
+        for _ in 0..ATTEMPTS {
+            let part = self.copy_up(&node, most, u64::MAX)?;
+            match self.link_on(caller, &node, &part, file, (&parent, name)) {
+                // The name is hidden on a branch above: the file has to go there, unless somebody may be writing to it where it is.
+                Err(Errno::EXDEV) if part.branch.index > 0 && node.open_files().is_empty() => most = part.branch.index - 1,
+                // It has moved meanwhile.
+                Err(Errno::EBUSY) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    fn link_on(
+        &self,
+        caller: &Caller,
+        node: &Arc<UnionNode>,
+        part: &Part,
+        file: Option<&dyn OpenFile>,
+        (parent, name): (&Arc<UnionNode>, Name<'_>),
+    ) -> Result<Entry> {
+        let _still = self.hold_still(node);
+        if node.top()?.branch.index != part.branch.index {
+            return Err(Errno::EBUSY);
+        }
+        let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
+        let open = open.filter(|open| open.is_of(node) && open.is_on(&part.branch)).map(|open| Arc::clone(open.present()));
+        self.make(caller, parent, name, On::Branch(&part.branch), &mut |spot| {
+            let making = spot.making(spot.occupied)?;
+            let layer = &spot.branch.layer;
+            if self.is_copy(node, part) {
+                self.mark_home(parent, spot.part)?;
+            }
+            let file = open.as_deref().map(|file| file.inner());
+            let entry = layer.link(caller, &part.node, file, spot.directory, making.name()?)?;
+            layer.adopt(&part.node, &entry.node);
+            spot.finish(&making, &part.node, node.kind)?;
+            node.arrive(parent, name.bytes());
+            Ok(Entry { node: Node::new(Arc::clone(node)), attr: self.attr_up(node, entry.attr) })
+        })
+    }
+}
+
+fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sight) -> Result<Spot<'a>> {
+    let hidden_here = sight.whiteout == Some(branch.index);
+    let occupied = hidden_here
+        && match branch.layer.lookup(&OWN, &part.node, name) {
+            Ok(_) => true,
+            Err(Errno::ENOENT) => false,
+            Err(error) => return Err(error),
+        };
+    let floor = match sight.whiteout {
+        Some(index) if index > branch.index => index - 1,
+        _ => sight.limit,
+    };
+    Ok(Spot { branch, directory: &part.node, part, name, occupied, covered: hidden_here && !occupied, floor })
+}
+
+impl Found {
+    /// Whether it is a directory.
+    pub(crate) fn is_directory(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+}

@@ -1,0 +1,131 @@
+//! Where a path is on the branches, where it would go, and why: for people who ask.
+//!
+//! Called by commands, never by operations. The decision is made by the very functions that operations use; nothing is changed, and no turn
+//! is taken.
+
+use crate::{
+    marks::Seen,
+    node::UnionNode,
+    policy::{Explanation, Placement, Way},
+    union::{OWN, Shared, Union},
+};
+use nacre_vfs::{Errno, Kind, Layer, Name, Result};
+use std::sync::Arc;
+
+/// What one branch has under a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The file that users see.
+    Shown,
+    /// A part of the directory that users see.
+    Merged,
+    /// Something that is hidden by a branch above.
+    Hidden,
+    /// A whiteout.
+    Whiteout,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The branches that have something under the path, from the top.
+    pub here: Vec<(usize, Presence)>,
+    /// What decides, as the user wrote it (`create=mfs:30`, `route=*.iso`, `cpup=tdp`).
+    pub rule: String,
+    /// What it decides: for a file that exists, where it would be changed; else where it would be created.
+    pub next: Explanation,
+}
+
+impl Report {
+    /// For people. `names` are those of all branches.
+    pub fn text(&self, names: &[String]) -> String {
+        let mut text = String::new();
+        for (index, presence) in &self.here {
+            let name = names.get(*index).map_or("?", String::as_str);
+            let what = match presence {
+                Presence::Shown => "shown",
+                Presence::Merged => "merged",
+                Presence::Hidden => "hidden by a branch above",
+                Presence::Whiteout => "a whiteout",
+            };
+            text.push_str(&format!("{name}: {what}\n"));
+        }
+        text.push_str(&format!("{}: {}", self.rule, self.next.text(names)));
+        text
+    }
+}
+
+impl Union {
+    /// Explains a path, names divided by slashes from the union's top. `directory` says what would be made where there is nothing.
+    ///
+    /// # Errors
+    /// ENOENT or ENOTDIR where the way there ends, EINVAL for the top itself, and what the branches say.
+    pub fn explain(&self, path: &[u8], directory: bool) -> Result<Report> {
+        let shared = self.shared();
+        let mut parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).collect();
+        let name = Name::new(parts.pop().ok_or(Errno::EINVAL)?)?;
+        let mut at = self.root()?.node;
+        for part in parts {
+            at = self.lookup(&OWN, &at, Name::new(part)?)?.node;
+        }
+        shared.explain(&shared.directory(&at)?, name, directory)
+    }
+}
+
+impl Shared {
+    fn explain(&self, parent: &Arc<UnionNode>, name: Name<'_>, directory: bool) -> Result<Report> {
+        let here = self.presences(parent, name)?;
+        let sight = self.sight(&OWN, &parent.view(), name)?;
+        let Some(found) = sight.found else {
+            let limit = sight.limit;
+            let (rule, policy) = match self.way(parent, Some(name)) {
+                Some((Way::Policy(policy), pattern)) => (format!("route={pattern}"), policy),
+                Some((Way::Branch(branch), pattern)) => {
+                    let rule = format!("route={pattern}");
+                    if branch <= limit && self.has_room(self.branch(branch)?)? {
+                        let because = "the route leads there".to_owned();
+                        let others = (0..self.branches.len()).filter(|other| *other != branch);
+                        let refused = others.map(|other| (other, "the route leads elsewhere".to_owned())).collect();
+                        return Ok(Report { here, rule, next: Explanation { chosen: Ok(branch), because, refused } });
+                    }
+                    (format!("{rule} (nothing can be put there now), create={}", self.options.create), self.options.create)
+                }
+                None => (format!("create={}", self.options.create), self.options.create),
+            };
+            let views = self.views_for(policy, parent)?;
+            let next = policy.explain(&Placement { branches: &views, limit, directory }, &self.policy);
+            return Ok(Report { here, rule, next });
+        };
+        let views = self.views(Some(&parent.view()));
+        let next = self.options.copy_up.explain(&views, found.top()?.branch.index);
+        Ok(Report { here, rule: format!("cpup={}", self.options.copy_up), next })
+    }
+
+    /// What each branch of the directory has under a name.
+    fn presences(&self, parent: &Arc<UnionNode>, name: Name<'_>) -> Result<Vec<(usize, Presence)>> {
+        let (mut here, mut ended, mut merging) = (Vec::new(), false, false);
+        for part in parent.view().parts.iter() {
+            let branch = &part.branch;
+            match branch.marks.look(&*branch.layer, &OWN, &part.node, name, branch.mode.reads_marks(), part.x_directory)? {
+                Seen::Absent => {}
+                Seen::WhitedOut => {
+                    here.push((branch.index, Presence::Whiteout));
+                    ended = true;
+                }
+                Seen::Found(entry) => {
+                    let is_directory = entry.attr.kind == Kind::Directory;
+                    let presence = match (ended, merging) {
+                        (true, _) => Presence::Hidden,
+                        (false, true) if is_directory => Presence::Merged,
+                        (false, true) => Presence::Hidden,
+                        (false, false) => Presence::Shown,
+                    };
+                    here.push((branch.index, presence));
+                    let opaque = is_directory && branch.mode.reads_marks() && branch.marks.opacity(&*branch.layer, &entry.node)?.opaque;
+                    (ended, merging) = (ended || !is_directory || opaque, true);
+                }
+            }
+        }
+        Ok(here)
+    }
+}

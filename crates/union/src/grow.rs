@@ -1,0 +1,229 @@
+//! Making a directory exist on one more branch: its parents first, attributes only.
+//!
+//! Called before anything is created, hidden or copied to a branch where the directory is not yet. The whole chain is walked with the tree lock
+//! held, so no directory moves meanwhile. A new directory is built in the work directory and put in its place by one rename.
+
+use crate::{
+    branches::Branch,
+    copy_up::{learn, move_in},
+    identity,
+    node::{Part, Place, UnionNode, View},
+    policy::{BranchView, CreatePolicy, Hold, Placement, Space, Way},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Errno, Kind, Name, Result};
+use std::sync::Arc;
+
+impl Shared {
+    /// The part of a directory on a branch, made where it is missing.
+    ///
+    /// # Errors
+    /// ENOENT where the directory has been removed, EROFS where the branch is not writable, and what the storage says.
+    pub(crate) fn grow(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
+        if let Some(part) = directory.part_on(branch) {
+            return Ok(part);
+        }
+        let _tree = self.tree.lock();
+        self.grow_chain(directory, branch)
+    }
+
+    /// The same with the tree lock held.
+    fn grow_chain(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Part> {
+        let mut missing: Vec<(Arc<UnionNode>, Place)> = Vec::new();
+        let mut at = Arc::clone(directory);
+        let mut part = loop {
+            if let Some(part) = at.part_on(branch) {
+                break part;
+            }
+            let place = at.place().filter(|_| !at.is_gone()).ok_or(Errno::ENOENT)?;
+            let parent = Arc::clone(&place.parent);
+            missing.push((at, place));
+            at = parent;
+        };
+        while let Some((node, place)) = missing.pop() {
+            part = self.grow_one(&node, &place, &part, branch)?;
+        }
+        Ok(part)
+    }
+
+    fn grow_one(&self, node: &Arc<UnionNode>, place: &Place, parent: &Part, branch: &Arc<Branch>) -> Result<Part> {
+        let _names = place.parent.names.write();
+        if node.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let (layer, work) = (&branch.layer, branch.work()?);
+        let top = node.top()?;
+        self.mark_home(&place.parent, parent)?;
+        let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
+        let temporary = work.temporary();
+        let made = layer.mkdir(&OWN, &work.directory, temporary.name()?, 0o700)?;
+        let part = Part::new(branch, made.node, made.attr.id);
+        let name = Name::new(&place.name)?;
+        let before = layer.getattr(&OWN, &parent.node, None)?;
+        let done = self
+            .dress(&top, &attr, &part)
+            .and_then(|()| identity::set_origin(branch, &part.node, part.id, node.id))
+            .and_then(|()| move_in(&**layer, (&work.directory, temporary.name()?), (&parent.node, name)));
+        if let Err(error) = done {
+            if let Err(left) = layer.rmdir(&OWN, &work.directory, temporary.name()?) {
+                tracing::warn!(branch = branch.index, error = ?left, "a temporary directory stays in the work directory until the next start");
+            }
+            // Somebody else has made it, or a step after the last one failed when we did.
+            let existing = if error == Errno::EEXIST { layer.lookup(&OWN, &parent.node, name)? } else { return Err(error) };
+            if existing.attr.kind != Kind::Directory {
+                return Err(Errno::ESTALE);
+            }
+            let part = Part::new(branch, existing.node, existing.attr.id);
+            node.grow(part.clone());
+            return Ok(part);
+        }
+        node.grow(part.clone());
+        self.listings.forget(place.parent.id);
+        learn(&part, parent, name)?;
+        self.tidy_parent(&part, parent, &before);
+        Ok(part)
+    }
+
+    /// A directory where its attributes may be changed.
+    pub(crate) fn raise_directory(&self, node: &Arc<UnionNode>) -> Result<Part> {
+        let top = node.top()?;
+        if top.branch.is_writable() {
+            return Ok(top);
+        }
+        let place = node.place();
+        let target = self.branch_for_copy(place.as_ref(), top.branch.index, usize::MAX)?;
+        self.grow(node, &target)
+    }
+
+    /// Whether something on a branch could be copied up.
+    pub(crate) fn can_rise(&self, index: usize) -> bool {
+        self.branches.iter().take(index).any(|branch| branch.mode.creates())
+    }
+
+    /// Where a file on branch `source` is copied to, not below `most`.
+    pub(crate) fn branch_for_copy(&self, place: Option<&Place>, source: usize, most: usize) -> Result<Arc<Branch>> {
+        let fits = |branch: &&Arc<Branch>| branch.index < source && branch.index <= most && branch.mode.creates();
+        let mut candidates = self.branches.iter().filter(fits);
+        let first = candidates.next().ok_or(Errno::EROFS)?;
+        if candidates.next().is_none() {
+            return Ok(Arc::clone(first));
+        }
+        let parent = place.map(|place| place.parent.view());
+        let mut views = self.views(parent.as_ref());
+        for (view, branch) in views.iter_mut().zip(&self.branches) {
+            if !fits(&branch) {
+                (view.creates, view.writable) = (false, false);
+            }
+        }
+        let chosen = self.options.copy_up.choose(&views, source)?;
+        self.branch(chosen).ok().filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+    }
+
+    /// Where something new of this name goes, not below `limit`.
+    pub(crate) fn branch_for_new(
+        &self,
+        parent: &Arc<UnionNode>,
+        name: Option<Name<'_>>,
+        directory: bool,
+        limit: usize,
+    ) -> Result<Arc<Branch>> {
+        let fits = |branch: &&Arc<Branch>| branch.index <= limit && branch.mode.creates();
+        let mut candidates = self.branches.iter().filter(fits);
+        let first = candidates.next().ok_or(Errno::EROFS)?;
+        if candidates.next().is_none() && self.min_free(first) == 0 {
+            return Ok(Arc::clone(first));
+        }
+        let policy = match self.way(parent, name) {
+            Some((Way::Policy(policy), _)) => policy,
+            Some((Way::Branch(index), _)) => {
+                let branch = self.branch(index)?;
+                if fits(&branch) && self.has_room(branch)? {
+                    return Ok(Arc::clone(branch));
+                }
+                self.options.create
+            }
+            None => self.options.create,
+        };
+        let views = self.views_for(policy, parent)?;
+        let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.policy)?;
+        self.branch(chosen).ok().filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+    }
+
+    /// Whether something new may be put on a branch now.
+    pub(crate) fn has_room(&self, branch: &Branch) -> Result<bool> {
+        let least = self.min_free(branch);
+        Ok(branch.mode.creates() && (least == 0 || self.space(branch, Hold::DEFAULT)?.free >= least))
+    }
+
+    /// What a route says of a name, and the route's pattern; nothing where there are no routes, so that nobody needs paths.
+    pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, &str)> {
+        if self.options.routes.is_empty() {
+            return None;
+        }
+        let mut path = parent.path()?;
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name?.bytes());
+        self.options.routes.find(&path)
+    }
+
+    pub(crate) fn min_free(&self, branch: &Branch) -> u64 {
+        branch.mode.min_free.unwrap_or(self.options.min_free)
+    }
+
+    fn space(&self, branch: &Branch, hold: Hold) -> Result<Space> {
+        self.space.get(branch.index, self.started.elapsed(), hold.duration(), || branch.layer.statfs(&OWN, &branch.root))
+    }
+
+    /// What a policy for something new wants to see.
+    pub(crate) fn views_for(&self, policy: CreatePolicy, parent: &Arc<UnionNode>) -> Result<Vec<BranchView>> {
+        let mut views = self.views(Some(&parent.view()));
+        let hold = policy.needs_space();
+        for (view, branch) in views.iter_mut().zip(&self.branches) {
+            view.min_free = self.min_free(branch);
+            if view.creates && (hold.is_some() || view.min_free > 0) {
+                let space = self.space(branch, hold.unwrap_or(Hold::DEFAULT))?;
+                (view.free, view.used, view.total) = (space.free, space.used, space.total);
+            }
+        }
+        if policy.needs_depth() {
+            self.fill_depths(parent, &mut views);
+        }
+        if policy.needs_times() {
+            for part in parent.parts().iter() {
+                if let Some(view) = views.get_mut(part.branch.index) {
+                    view.parent_changed = part.branch.layer.getattr(&OWN, &part.node, None)?.mtime;
+                }
+            }
+        }
+        Ok(views)
+    }
+
+    /// How much of a directory's path each branch has: the directory itself, its parent, and so on up to the root, which all have.
+    fn fill_depths(&self, parent: &Arc<UnionNode>, views: &mut [BranchView]) {
+        let mut way = vec![Arc::clone(parent)];
+        while let Some(above) = way.last().and_then(|last| last.place()).map(|place| place.parent) {
+            way.push(above);
+        }
+        let depths = (0_u32..).zip(way.iter().rev());
+        for (depth, directory) in depths {
+            for part in directory.parts().iter() {
+                if let Some(view) = views.get_mut(part.branch.index) {
+                    view.parent_depth = depth;
+                }
+            }
+        }
+    }
+
+    /// What every policy sees.
+    pub(crate) fn views(&self, parent: Option<&View>) -> Vec<BranchView> {
+        let view = |branch: &Arc<Branch>| BranchView {
+            creates: branch.mode.creates(),
+            writable: branch.is_writable(),
+            parent_exists: parent.is_some_and(|parent| parent.on(branch).is_some()),
+            ..BranchView::default()
+        };
+        self.branches.iter().map(view).collect()
+    }
+}

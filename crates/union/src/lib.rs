@@ -1,0 +1,53 @@
+//! The layer `union`: several branches shown as one tree, with copy-on-write, whiteouts and placement policies.
+//!
+//! Branches are layers themselves (host directories, trees in memory, whole stacks); nothing here knows a path of the host. The parts:
+//! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work with its own directories (`work.rs`);
+//! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names, `listing.rs` merges listings;
+//! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where they may be changed, `redirect.rs` saves that;
+//! * `relocate.rs` moves files off full branches;
+//! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
+//! * `check.rs` looks for what a crash has left behind;
+//! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs` passes on what branches notice;
+//! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides where things go: all are pure;
+//!   `explain.rs` says what it would decide, and why.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
+
+mod attributes;
+mod branch;
+mod branches;
+mod check;
+mod copy_up;
+mod create;
+mod explain;
+mod grow;
+mod identity;
+mod links;
+mod listing;
+mod lookup;
+mod marks;
+mod node;
+mod open_file;
+mod options;
+mod policy;
+mod redirect;
+mod relocate;
+mod remove;
+mod rename;
+mod union;
+mod watch;
+mod whole;
+mod work;
+
+pub use branch::{
+    BRANCHES_MAX, BranchMode, ParseError, Permission, XattrClasses, check_overlap, parse_branches, parse_overlay, parse_pool, parse_size,
+};
+pub use check::{Finding, Problem};
+pub use explain::{Presence, Report};
+pub use marks::{Namespace, Style};
+pub use options::{Udba, Words};
+pub use policy::{
+    BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route, Routes, Space, SpaceCache,
+    Target, Way,
+};
+pub use union::{Union, UnionError, UnionOptions};

@@ -1,0 +1,317 @@
+//! The hard-link index: files with several names on a read-only branch, of which not all have been copied up.
+//!
+//! When the first name is copied up, the copy also gets a name in the index of its branch, made of the file's number; look-ups that come to
+//! one of the other names below show the copy. What users see as the count of links is the copy's own, without the index, plus the names
+//! below that are still visible, which an extended attribute of the copy counts. While nothing is copied, an empty file `NUMBER.n` carries
+//! that count if names below have been removed. Called with the `names` lock of the directory held in which a name changes. Invariants:
+//! * an entry exists before the first name above is made, and goes when no name below is left;
+//! * the count may be too high after a crash, never too low: an entry that is needed is not removed.
+
+use crate::{
+    branches::Branch,
+    marks::Namespace,
+    node::{Part, UnionNode},
+    union::OWN,
+};
+use hashbrown::HashMap;
+use nacre_vfs::{DirEntry, DirSink, Errno, FileId, Kind, Name, Node, OpenFlags, RenameFlags, Result, XattrFlags};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+/// What ends the name of an entry that only counts.
+const COUNTER: &str = ".n";
+
+/// One file.
+#[derive(Clone)]
+struct Record {
+    /// Where the count is kept.
+    branch: Arc<Branch>,
+    copy: Option<Part>,
+    /// Names below that are still visible and lead to the file; with `counts_all`, all visible names.
+    below: u32,
+    counts_all: bool,
+}
+
+impl Record {
+    /// How many names users see, where the branch that is shown counts `count`.
+    fn shown(&self, count: u32) -> u32 {
+        if self.counts_all { self.below } else { count.saturating_sub(1).saturating_add(self.below) }
+    }
+
+    /// The same, asking the copy.
+    fn visible(&self) -> Result<u32> {
+        match &self.copy {
+            Some(copy) if !self.counts_all => Ok(self.shown(copy.branch.layer.getattr(&OWN, &copy.node, None)?.nlink)),
+            _ => Ok(self.below),
+        }
+    }
+}
+
+/// The indexes of all branches.
+#[derive(Default)]
+pub(crate) struct Links {
+    records: RwLock<HashMap<FileId, Record>>,
+    /// Where counts can be kept, from the top down.
+    writable: Mutex<Vec<Arc<Branch>>>,
+    /// Held while an entry changes on its branch.
+    changing: Mutex<()>,
+}
+
+fn attribute(branch: &Branch) -> &'static [u8] {
+    match branch.marks.namespace {
+        Namespace::Trusted => b"trusted.nacre.names",
+        Namespace::User => b"user.nacre.names",
+    }
+}
+
+fn entry_name(id: FileId, counts_only: bool) -> Vec<u8> {
+    format!("{:016x}-{:016x}{}", id.ino, id.generation, if counts_only { COUNTER } else { "" }).into_bytes()
+}
+
+/// The number in the name of an entry, and whether it only counts; `None` for what is no entry.
+fn parse(name: &[u8]) -> Option<(FileId, bool)> {
+    let text = std::str::from_utf8(name).ok()?;
+    let (number, counts_only) = match text.strip_suffix(COUNTER) {
+        Some(number) => (number, true),
+        None => (text, false),
+    };
+    let (ino, generation) = number.split_once('-')?;
+    let parse = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
+    Some((FileId { fs: 0, ino: parse(ino)?, generation: parse(generation)? }, counts_only))
+}
+
+#[derive(Default)]
+struct Names {
+    names: Vec<Vec<u8>>,
+    next: u64,
+}
+
+impl DirSink for Names {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.names.len() == 1024 {
+            return false;
+        }
+        self.names.push(entry.name.bytes().to_vec());
+        self.next = entry.next;
+        true
+    }
+}
+
+impl Links {
+    /// Reads the index of a branch; to be called from the top down.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn load(&self, branch: &Arc<Branch>) -> Result<()> {
+        if branch.is_writable() {
+            self.writable.lock().push(Arc::clone(branch));
+        }
+        let Some(directory) = &branch.links else { return Ok(()) };
+        let mut page = Names::default();
+        loop {
+            page.names.clear();
+            branch.layer.readdir(&OWN, directory, page.next, false, &mut page)?;
+            if page.names.is_empty() {
+                return Ok(());
+            }
+            for name in &page.names {
+                if let Some((id, counts_only)) = parse(name) {
+                    self.load_one(branch, directory, Name::new(name)?, id, counts_only)?;
+                }
+            }
+        }
+    }
+
+    fn load_one(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>, id: FileId, counts_only: bool) -> Result<()> {
+        let found = match branch.layer.lookup(&OWN, directory, name) {
+            Err(Errno::ENOENT) => return Ok(()),
+            other => other?,
+        };
+        let mut value = [0; 4];
+        let below = match branch.layer.getxattr(&OWN, &found.node, attribute(branch), &mut value) {
+            Ok(4) => u32::from_le_bytes(value),
+            // Not told: as many as there can be, so that nothing is lost.
+            _ => u32::MAX / 2,
+        };
+        let copy = (!counts_only).then(|| Part::new(branch, found.node, found.attr.id));
+        let mut records = self.records.write();
+        match records.get_mut(&id) {
+            // A branch above counts, and this one has the copy.
+            Some(known) if known.branch.index < branch.index || !counts_only => {
+                if known.copy.is_none() {
+                    known.copy = copy;
+                }
+            }
+            _ => {
+                records.insert(id, Record { branch: Arc::clone(branch), copy, below, counts_all: counts_only });
+            }
+        }
+        Ok(())
+    }
+
+    /// The copy of a file that a look-up has found on branch `below` or lower.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn copy(&self, id: FileId, below: usize) -> Result<Option<Part>> {
+        let known = self.records.read().get(&id).and_then(|record| record.copy.clone());
+        let Some(copy) = known.filter(|copy| copy.branch.index < below) else { return Ok(None) };
+        // Looked up anew by its name in the index, which lasts: the names that the kept one has learned may be gone, and layers believe what they are
+        // told of a file that has just been found.
+        let entry = entry_name(id, false);
+        match copy.branch.layer.lookup(&OWN, links_of(&copy.branch)?, Name::new(&entry)?) {
+            Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
+            Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How many names users see, where the branch that is shown counts `count`.
+    pub(crate) fn shown(&self, node: &UnionNode, count: u32) -> u32 {
+        let shown = self.records.read().get(&node.id).map(|record| record.shown(count));
+        match shown {
+            Some(shown) => shown,
+            None if node.is_gone() && node.top().is_ok_and(|top| !top.branch.is_writable()) => 0,
+            None => count,
+        }
+    }
+
+    /// Gives a finished copy its place in the index: from then on all names below show it.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn enter(&self, id: FileId, branch: &Arc<Branch>, temporary: Name<'_>, count: u32) -> Result<Part> {
+        let _one_at_a_time = self.changing.lock();
+        let (layer, work) = (&branch.layer, branch.work()?);
+        let known = self.records.read().get(&id).cloned();
+        let below = known.as_ref().map_or(Ok(count), Record::visible)?;
+        let built = layer.lookup(&OWN, &work.directory, temporary)?;
+        write_count(branch, &built.node, below)?;
+        let entry = entry_name(id, false);
+        let entry = Name::new(&entry)?;
+        layer.rename(&OWN, &work.directory, temporary, links_of(branch)?, entry, RenameFlags(0))?;
+        let fresh = layer.lookup(&OWN, links_of(branch)?, entry)?;
+        layer.adopt(&built.node, &fresh.node);
+        let part = Part::new(branch, built.node, built.attr.id);
+        let record = Record { branch: Arc::clone(branch), copy: Some(part.clone()), below, counts_all: false };
+        self.records.write().insert(id, record);
+        if let Some(counter) = known.filter(|known| known.counts_all && known.branch.is_writable()) {
+            remove(&counter.branch, id, true)?;
+        }
+        Ok(part)
+    }
+
+    /// One name below less: it has been hidden, or has become a name above. `count` is what the branch below counts, `branch` where a
+    /// counter can be kept. Answers how many are left.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn one_less(&self, id: FileId, count: u32, branch: &Arc<Branch>) -> Result<u32> {
+        let _one_at_a_time = self.changing.lock();
+        let known = self.records.read().get(&id).cloned();
+        let (visible, copy, branch) = match known {
+            Some(record) if record.branch.is_writable() => return self.count_down(id, record),
+            // A count that is read before that of the copy.
+            Some(record) => {
+                let above = self.writable.lock().iter().rev().find(|above| above.index < record.branch.index).cloned();
+                let Some(above) = above else { return self.count_in_memory(id, &record) };
+                (record.visible()?, record.copy, above)
+            }
+            None => (count, None, Arc::clone(branch)),
+        };
+        let branch = &branch;
+        let below = visible.saturating_sub(1);
+        if below > 0 {
+            make_counter(branch, id, below)?;
+            self.records.write().insert(id, Record { branch: Arc::clone(branch), copy, below, counts_all: true });
+        }
+        Ok(below)
+    }
+
+    /// Where no branch can keep the count: it is too high again after the next mount.
+    fn count_in_memory(&self, id: FileId, record: &Record) -> Result<u32> {
+        let below = record.visible()?.saturating_sub(1);
+        if let Some(known) = self.records.write().get_mut(&id) {
+            (known.below, known.counts_all) = (below, true);
+        }
+        Ok(below)
+    }
+
+    fn count_down(&self, id: FileId, record: Record) -> Result<u32> {
+        let below = record.below.saturating_sub(1);
+        if below == 0 {
+            remove(&record.branch, id, record.counts_all)?;
+            self.records.write().remove(&id);
+            return Ok(0);
+        }
+        match &record.copy {
+            Some(copy) if !record.counts_all => write_count(&record.branch, &copy.node, below)?,
+            _ => make_counter(&record.branch, id, below)?,
+        }
+        if let Some(known) = self.records.write().get_mut(&id) {
+            known.below = below;
+        }
+        Ok(below)
+    }
+
+    /// All entries of writable branches: file, branch, names below as counted.
+    pub(crate) fn counts(&self) -> Vec<(FileId, usize, u32)> {
+        let records = self.records.read();
+        let kept = records.iter().filter(|(_, record)| record.branch.is_writable() && !record.counts_all);
+        kept.map(|(id, record)| (*id, record.branch.index, record.below)).collect()
+    }
+
+    /// Lowers a count that is too high, unless it has changed since; answers whether it has been done.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn correct(&self, id: FileId, counted: u32, found: u32) -> Result<bool> {
+        let _one_at_a_time = self.changing.lock();
+        let known = self.records.read().get(&id).cloned();
+        match known {
+            Some(record) if record.below == counted && !record.counts_all => {
+                // The next one is the one that is kept.
+                self.count_down(id, Record { below: found.saturating_add(1), ..record }).map(|_| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether the index knows a file.
+    pub(crate) fn knows(&self, id: FileId) -> bool {
+        self.records.read().contains_key(&id)
+    }
+}
+
+fn links_of(branch: &Branch) -> Result<&Node> {
+    branch.links.as_ref().ok_or(Errno::EROFS)
+}
+
+fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
+    match branch.layer.setxattr(&OWN, node, attribute(branch), &below.to_le_bytes(), XattrFlags::default()) {
+        // Then the count is too high after the next mount, which loses nothing.
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
+        other => other,
+    }
+}
+
+fn make_counter(branch: &Branch, id: FileId, below: u32) -> Result<()> {
+    let directory = links_of(branch)?;
+    let name = entry_name(id, true);
+    let name = Name::new(&name)?;
+    let found = match branch.layer.lookup(&OWN, directory, name) {
+        Err(Errno::ENOENT) => branch.layer.create(&OWN, directory, name, 0o600, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL))?.0,
+        other => other?,
+    };
+    if found.attr.kind != Kind::File {
+        return Err(Errno::EIO);
+    }
+    write_count(branch, &found.node, below)
+}
+
+fn remove(branch: &Branch, id: FileId, counts_only: bool) -> Result<()> {
+    match branch.layer.unlink(&OWN, links_of(branch)?, Name::new(&entry_name(id, counts_only))?) {
+        Err(Errno::ENOENT) => Ok(()),
+        other => other,
+    }
+}

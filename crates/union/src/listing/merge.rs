@@ -1,0 +1,338 @@
+//! The merge itself: one listing's way through the sources, from the top down.
+
+use super::{
+    Present, Request, Source,
+    batch::{Batch, Taken},
+    hidden::Hidden,
+    merged::Recording,
+    position::{self, Own},
+};
+use crate::marks::{self, Listed, Marks};
+use nacre_vfs::{Entry, Errno, Name, Result};
+
+/// How many names of the upper of two branches are entered before it is asked whether the lower has fewer.
+const FIRST_TRY: usize = if cfg!(test) { 8 } else { 16 << 10 };
+
+/// After how many times as many it is asked again.
+const NEXT_TRY: usize = 4;
+
+/// Positions told in one call that are remembered: readers come back to some of the last.
+const TOLD_MAX: usize = 1 << 16;
+
+/// What a listing knows after a call, for the next one.
+#[derive(Default)]
+pub(super) struct Merge {
+    hidden: Hidden,
+    /// Which names are entered in `hidden`: all of the sources before this one, and of this one those before this position of its own.
+    covered: (usize, u64),
+    /// Names taken and not handed out, and where the first of them stands.
+    left: Batch,
+    left_at: (usize, u64),
+    /// Positions told in this call, and in the one before, with the branch's own.
+    told: Vec<(u64, u64)>,
+    told_before: Vec<(u64, u64)>,
+    /// How often names had changed when the merge began.
+    began: u64,
+    /// How many names were entered when it was last asked which branch has fewer.
+    tried: usize,
+    /// What was handed out since the start, while it is to be kept.
+    pub(super) recording: Option<Recording>,
+}
+
+impl Merge {
+    /// Memory held, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.hidden.bytes() + self.left.bytes() + (self.told.capacity() + self.told_before.capacity()) * size_of::<(u64, u64)>()
+    }
+
+    /// A merge that begins when names have changed so often.
+    pub(super) fn new(began: u64) -> Merge {
+        Merge { began, ..Merge::default() }
+    }
+
+    /// Whether its reader may come back to this position: it was told there in the last call.
+    pub(super) fn told(&self, position: u64) -> bool {
+        self.told.iter().any(|(told, _)| *told == position)
+    }
+
+    /// Names in the set, and memory held by it.
+    #[cfg(test)]
+    pub(super) fn entered(&self) -> usize {
+        self.hidden.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_bytes(&self) -> usize {
+        self.hidden.bytes()
+    }
+
+    /// Lets go of names that were taken before something changed.
+    pub(super) fn outdated(&mut self) {
+        self.left.clear();
+    }
+}
+
+/// A listing during one call.
+pub(super) struct Run<'a> {
+    marks: &'a Marks,
+    request: &'a Request<'a>,
+    sources: &'a [Source<'a>],
+    merge: Merge,
+    /// The source being read, and the position in it.
+    at: (usize, u64),
+    /// Where the reader will come back to.
+    reached: u64,
+    /// Whether the branch on which a name was found is still the one that shows it, for all that is known.
+    unchanged: bool,
+}
+
+/// A branch's directory that is gone shows no names: somebody removed it there.
+fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::ENOENT | Errno::ESTALE)
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(marks: &'a Marks, request: &'a Request<'a>, sources: &'a [Source<'a>], mut merge: Merge, changes: u64) -> Run<'a> {
+        std::mem::swap(&mut merge.told, &mut merge.told_before);
+        merge.told.clear();
+        let unchanged = merge.began == changes;
+        Run { marks, request, sources, merge, at: (0, 0), reached: request.from, unchanged }
+    }
+
+    /// The merge for the next call, and where that will begin.
+    pub(super) fn finish(self) -> (Merge, u64) {
+        (self.merge, self.reached)
+    }
+
+    /// Goes to a position; `reached` is where the kept merge stopped.
+    pub(super) fn start(&mut self, reached: Option<u64>) -> Result<()> {
+        if reached == Some(self.request.from) && self.merge.left.first().is_some() {
+            self.at = self.merge.left_at;
+            return Ok(());
+        }
+        self.merge.left.clear();
+        if self.request.from == 0 {
+            return Ok(());
+        }
+        let wanted = position::unpack(self.request.from);
+        // A branch that is gone took its positions with it: names come twice rather than not at all.
+        let Some(index) = self.sources.iter().position(|source| source.slot == wanted.slot) else { return Ok(()) };
+        while self.merge.covered.0 < index {
+            self.enter_rest(self.merge.covered.0)?;
+        }
+        let own = match wanted.own {
+            Own::Whole(own) => own,
+            abridged => match self.merge.told_before.iter().find(|(told, _)| *told == self.request.from) {
+                Some((_, own)) => *own,
+                None => self.search(index, abridged)?,
+            },
+        };
+        // Who comes back to the same place finds it again.
+        self.merge.told.push((self.request.from, own));
+        self.at = (index, own);
+        Ok(())
+    }
+
+    /// Finds the full position again by reading the directory from its start. Where the name behind it is gone, positions that ascend tell the
+    /// next one; others mean starting over.
+    fn search(&self, index: usize, wanted: Own) -> Result<u64> {
+        let Some(source) = self.sources.get(index) else { return Err(Errno::EIO) };
+        let (mut batch, mut own, mut ascends, mut behind) = (Batch::default(), 0, true, None);
+        while self.take(&mut batch, source, own)? {
+            while let Some((_, taken)) = batch.first() {
+                if wanted.stands_for(taken.next) {
+                    return Ok(taken.next);
+                }
+                ascends &= taken.next > own;
+                own = taken.next;
+                if behind.is_none() && wanted.is_before(own) {
+                    behind = Some(own);
+                }
+                batch.advance();
+            }
+        }
+        Ok(if ascends { behind.unwrap_or(own) } else { 0 })
+    }
+
+    /// Enters all names of a source that are not entered yet.
+    fn enter_rest(&mut self, index: usize) -> Result<()> {
+        let Some(source) = self.sources.get(index) else { return Err(Errno::EIO) };
+        let mut own = if self.merge.covered.0 == index { self.merge.covered.1 } else { 0 };
+        let mut batch = Batch::default();
+        while self.take(&mut batch, source, own)? {
+            while let Some((name, taken)) = batch.first() {
+                enter(&mut self.merge.hidden, index, source, name)?;
+                own = taken.next;
+                batch.advance();
+            }
+            self.turn_round()?;
+        }
+        self.merge.covered = (index + 1, 0);
+        Ok(())
+    }
+
+    /// Where the upper of two branches turns out to be the larger one, keeps the names of the lower one instead, each with whether it has been seen
+    /// above: the memory is that of the smaller side, whichever it is.
+    fn turn_round(&mut self) -> Result<()> {
+        let entered = self.merge.hidden.len();
+        let [_, lower] = self.sources else { return Ok(()) };
+        if self.merge.hidden.is_closed() || entered < FIRST_TRY || entered < self.merge.tried * NEXT_TRY {
+            return Ok(());
+        }
+        self.merge.tried = entered;
+        let (mut names, mut batch, mut own) = (Hidden::default(), Batch::default(), 0);
+        while self.take(&mut batch, lower, own)? {
+            while let Some((name, taken)) = batch.first() {
+                if marks::listed(name) == Listed::Plain {
+                    let seen = self.merge.hidden.hides(name.bytes(), 1);
+                    names.enter(name.bytes(), if seen { 0 } else { 1 });
+                }
+                own = taken.next;
+                batch.advance();
+            }
+            if names.len() > entered {
+                return Ok(());
+            }
+        }
+        names.close();
+        self.merge.hidden = names;
+        Ok(())
+    }
+
+    fn take(&self, batch: &mut Batch, source: &Source<'_>, own: u64) -> Result<bool> {
+        match batch.take(source, self.request.caller, own) {
+            Err(error) if is_gone(error) && self.sources.len() > 1 => Ok(false),
+            other => other,
+        }
+    }
+
+    /// Hands out names; answers whether the listing has ended.
+    pub(super) fn go_on(&mut self, out: &mut dyn Present) -> Result<bool> {
+        let mut batch = std::mem::take(&mut self.merge.left);
+        let ended = self.hand_out(&mut batch, out);
+        // After an error, the name at which it happened comes first again.
+        (self.merge.left, self.merge.left_at) = (batch, self.at);
+        ended
+    }
+
+    fn hand_out(&mut self, batch: &mut Batch, out: &mut dyn Present) -> Result<bool> {
+        while let Some(source) = self.sources.get(self.at.0) {
+            while let Some((name, taken)) = batch.first() {
+                if !self.consider(source, name, &taken, out)? {
+                    return Ok(false);
+                }
+                batch.advance();
+            }
+            if self.at.0 == 0 {
+                self.turn_round()?;
+            }
+            if !self.take(batch, source, self.at.1)? {
+                self.next_source()?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn next_source(&mut self) -> Result<()> {
+        let index = self.at.0;
+        if index + 1 < self.sources.len() && self.merge.covered.0 == index {
+            if self.merge.covered == self.at {
+                self.merge.covered = (index + 1, 0);
+            } else {
+                self.enter_rest(index)?;
+            }
+        }
+        self.move_to((index + 1, 0));
+        Ok(())
+    }
+
+    fn move_to(&mut self, next: (usize, u64)) {
+        if let Some(recording) = &mut self.merge.recording {
+            recording.go_on(self.at, next);
+        }
+        self.at = next;
+    }
+
+    /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the reader has no more room.
+    fn consider(&mut self, source: &Source<'_>, name: Name<'_>, taken: &Taken, out: &mut dyn Present) -> Result<bool> {
+        let index = self.at.0;
+        // The last source hides nothing from anybody.
+        let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
+        let said = marks::listed(name);
+        let hidden = if enters {
+            enter(&mut self.merge.hidden, index, source, name)?
+        } else {
+            said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index)
+        };
+        let shown = if hidden { self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_)) } else { true };
+        if shown && !self.present(source, name, taken, out)? {
+            return Ok(false);
+        }
+        let next = (index, taken.next);
+        if enters {
+            self.merge.covered = next;
+        }
+        self.move_to(next);
+        Ok(true)
+    }
+
+    fn present(&mut self, source: &Source<'_>, name: Name<'_>, taken: &Taken, out: &mut dyn Present) -> Result<bool> {
+        let looked_at = source.reads_marks && marks::may_be_whiteout(taken.kind, source.x_directory);
+        let mut found = None;
+        if looked_at || self.request.attributes {
+            match self.examine(source, name, looked_at) {
+                Ok(Some(entry)) => found = Some(entry),
+                // A whiteout.
+                Ok(None) => return Ok(true),
+                // Gone since it was listed: there is nothing to show.
+                Err(error) if is_gone(error) => return Ok(true),
+                // One file that cannot be examined must not hide the others.
+                Err(_) => {}
+            }
+        }
+        let kind = found.as_ref().map(|entry| entry.attr.kind).or(taken.kind);
+        let next = position::pack(source.slot, taken.next);
+        // What has been copied up since the merge began is shown by another branch now.
+        let found = found.filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
+        if !out.present(self.at.0, name, taken.ino, kind, found, next)? {
+            return Ok(false);
+        }
+        if let Some(recording) = &mut self.merge.recording
+            && !recording.add(self.at, name, taken.ino, kind, next)
+        {
+            self.merge.recording = None;
+        }
+        if self.merge.told.len() == TOLD_MAX {
+            self.merge.told.clear();
+        }
+        self.merge.told.push((next, taken.next));
+        self.reached = next;
+        Ok(true)
+    }
+
+    /// The file of a name on the branch that shows it; `None` where it is a whiteout. Only the few types that can be one are looked at closer.
+    fn examine(&self, source: &Source<'_>, name: Name<'_>, looked_at: bool) -> Result<Option<Entry>> {
+        let entry = source.layer.lookup(self.request.caller, source.directory, name)?;
+        if looked_at && self.marks.is_whiteout(source.layer, &entry, source.x_directory)? {
+            return Ok(None);
+        }
+        Ok(Some(entry))
+    }
+}
+
+/// Enters what a name hides from the sources below; answers whether the name itself is not to be seen.
+fn enter(hidden: &mut Hidden, index: usize, source: &Source<'_>, name: Name<'_>) -> Result<bool> {
+    match marks::listed(name) {
+        Listed::Plain => return Ok(hidden.enter(name.bytes(), index)),
+        Listed::Hides(name) if source.reads_marks => {
+            hidden.enter(name.bytes(), index);
+        }
+        Listed::HidesLong if source.reads_marks => {
+            if let Some(name) = marks::long_name(source.layer, source.directory, name)? {
+                hidden.enter(&name, index);
+            }
+        }
+        Listed::Hides(_) | Listed::HidesLong | Listed::Private => {}
+    }
+    Ok(true)
+}

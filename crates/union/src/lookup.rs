@@ -1,0 +1,369 @@
+//! Finding a name over all branches, and giving what is found its node and attributes.
+//!
+//! Called by every operation on names. Invariant: a [`Sight`] is true as long as the directory's `names` lock is held; what it says is
+//! entered into nodes only while it is.
+
+use crate::{
+    branches::Branch,
+    identity,
+    listing::{Present, Request},
+    marks,
+    marks::Seen,
+    node::{Known, Part, Redirect, UnionNode, View},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Kind, Name, Node, Result};
+use std::sync::Arc;
+
+/// A file found under a name.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) kind: Kind,
+    /// From the top; one for anything but a directory.
+    pub(crate) parts: Vec<Part>,
+    /// As the top branch has them.
+    pub(crate) attr: Attr,
+    /// The last branch that could show part of it.
+    pub(crate) floor: usize,
+}
+
+impl Found {
+    /// The part that is shown.
+    ///
+    /// # Errors
+    /// Never: there is one.
+    pub(crate) fn top(&self) -> Result<&Part> {
+        self.parts.first().ok_or(Errno::EIO)
+    }
+}
+
+/// What a name means.
+pub(crate) struct Sight {
+    pub(crate) found: Option<Found>,
+    /// The branch whose whiteout ended the search.
+    pub(crate) whiteout: Option<usize>,
+    /// The last branch on which something new of this name would be seen.
+    pub(crate) limit: usize,
+}
+
+impl Shared {
+    /// What a name means in a directory.
+    pub(crate) fn sight(&self, caller: &Caller, directory: &View, name: Name<'_>) -> Result<Sight> {
+        self.sight_from(caller, directory, name, 0)
+    }
+
+    /// The same, as if there were no branches above `first`.
+    pub(crate) fn sight_from(&self, caller: &Caller, directory: &View, name: Name<'_>, first: usize) -> Result<Sight> {
+        let mut sight = Sight { found: None, whiteout: None, limit: directory.floor };
+        for part in directory.parts.iter().filter(|part| part.branch.index >= first) {
+            let branch = &part.branch;
+            let reads_marks = branch.mode.reads_marks();
+            let mut seen = branch.marks.look_at(&*branch.layer, caller, &part.node, name, reads_marks, part.x_directory)?;
+            if matches!(seen, Seen::Absent)
+                && reads_marks
+                && self.whiteouts_matter(directory, part)
+                && marks::stands_beside(&*branch.layer, &part.node, name)?
+            {
+                seen = Seen::WhitedOut;
+            }
+            match seen {
+                Seen::Absent => {}
+                Seen::WhitedOut => {
+                    match &mut sight.found {
+                        // What was found above keeps its own branch, whatever a mark there says.
+                        Some(found) => found.floor = branch.index.saturating_sub(1),
+                        None => (sight.whiteout, sight.limit) = (Some(branch.index), branch.index),
+                    }
+                    break;
+                }
+                Seen::Found(entry) => {
+                    if !self.merge(&mut sight, directory, (part, name), entry)? {
+                        break;
+                    }
+                }
+            }
+        }
+        if let Some(found) = &sight.found {
+            sight.limit = found.top()?.branch.index;
+        }
+        Ok(sight)
+    }
+
+    /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or something could come to be there.
+    fn whiteouts_matter(&self, directory: &View, part: &Part) -> bool {
+        let index = part.branch.index;
+        let is_last = directory.parts.last().is_none_or(|last| last.branch.index == index);
+        !is_last || self.branches.iter().take(directory.floor.saturating_add(1)).skip(index + 1).any(|branch| branch.mode.creates())
+    }
+
+    /// Adds what one branch has; answers whether branches below count.
+    fn merge(&self, sight: &mut Sight, view: &View, (home, name): (&Part, Name<'_>), entry: Entry) -> Result<bool> {
+        let branch = &home.branch;
+        let kind = entry.attr.kind;
+        if kind != Kind::Directory {
+            if let Some(found) = &mut sight.found {
+                found.floor = branch.index.saturating_sub(1);
+                return Ok(false);
+            }
+            let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
+            sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor: branch.index });
+            return Ok(false);
+        }
+        let opacity =
+            if branch.mode.reads_marks() { branch.marks.opacity(&*branch.layer, &entry.node)? } else { marks::Opacity::default() };
+        // A whiteout beside a directory hides what lies below it, as a layer that replaced one directory by another says it; one that goes on
+        // under another name is not meant.
+        let is_last = view.parts.last().is_none_or(|last| last.branch.index == branch.index);
+        let may_be_hidden = branch.mode.reads_marks() && !is_last && opacity.redirect.is_none();
+        let opaque = opacity.opaque || may_be_hidden && marks::stands_beside(&*branch.layer, &home.node, name)?;
+        let redirect = match &opacity.redirect {
+            _ if opaque => Redirect::None,
+            Some(target) if target.starts_with(b"/") => Redirect::Path,
+            Some(_) => Redirect::Sibling,
+            None => Redirect::None,
+        };
+        let part = Part {
+            x_directory: opacity.x,
+            impure: opacity.impure,
+            in_impure: home.impure,
+            redirect,
+            ..Part::new(branch, entry.node, entry.attr.id)
+        };
+        let floor = if opaque { branch.index } else { sight.limit };
+        match &mut sight.found {
+            Some(found) => {
+                found.parts.push(part);
+                found.floor = floor;
+            }
+            None => sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor }),
+        }
+        if opaque {
+            return Ok(false);
+        }
+        if let Some(target) = opacity.redirect {
+            self.redirect(sight, view, &target, branch.index)?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Adds what a directory of another name has on the branches below `home`. Nothing can be made there by the name it has above.
+    fn redirect(&self, sight: &mut Sight, directory: &View, target: &[u8], home: usize) -> Result<()> {
+        let below = self.resolve(directory, target, home + 1)?;
+        if let Some(found) = sight.found.as_mut() {
+            found.floor = home;
+            found.parts.extend(below.into_iter().flat_map(|below| below.parts));
+        }
+        Ok(())
+    }
+
+    /// The directory to which a redirect leads on the branches from `first` down: a name in the same directory, or a path from the top.
+    pub(crate) fn resolve(&self, directory: &View, target: &[u8], first: usize) -> Result<Option<Found>> {
+        let mut at = match target.strip_prefix(b"/") {
+            Some(_) => self.root.view(),
+            None => directory.clone(),
+        };
+        let mut below = None;
+        for component in target.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
+            // What is no name leads nowhere.
+            let Ok(name) = Name::new(component) else { return Ok(None) };
+            let found = self.sight_from(&OWN, &at, name, first)?.found.filter(Found::is_directory);
+            let Some(found) = found else { return Ok(None) };
+            at = View { parts: found.parts.clone().into(), floor: found.floor };
+            below = Some(found);
+        }
+        Ok(below)
+    }
+
+    /// Whether a branch below `above` would show the name, were it gone from `above` and all branches over it.
+    pub(crate) fn shows_below(&self, directory: &View, name: Name<'_>, above: usize) -> Result<bool> {
+        Ok(self.sight_from(&OWN, directory, name, above + 1)?.found.is_some())
+    }
+
+    /// The node of something found, which learns that name.
+    pub(crate) fn known(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Found) -> Result<Arc<UnionNode>> {
+        let node = self.node_of(found)?;
+        let moves = node.kind == Kind::Directory && !node.place().is_some_and(|place| place.is(parent, name.bytes()));
+        if moves && parent.is_within(&node) {
+            // A directory below itself: branches that contradict each other.
+            return Err(Errno::ELOOP);
+        }
+        node.arrive(parent, name.bytes());
+        Ok(node)
+    }
+
+    /// The node of something found.
+    pub(crate) fn node_of(&self, mut found: Found) -> Result<Arc<UnionNode>> {
+        // A directory's number is that of its lowest part, which stays where it is when copies appear above.
+        let last = found.parts.last().ok_or(Errno::EIO)?;
+        let known = self.nodes.by_part(last.branch.index, last.id);
+        let id = match &known {
+            Some(node) if node.kind == found.kind => node.id,
+            _ => self.id_of(last)?,
+        };
+        if found.kind != Kind::Directory {
+            let part = found.parts.first().ok_or(Errno::EIO)?;
+            if let Some(copy) = self.links.copy(id, part.branch.index)? {
+                found.parts = vec![copy];
+            }
+        }
+        Ok(self.nodes.get(Known { id, kind: found.kind, parts: found.parts, floor: found.floor }))
+    }
+
+    /// The number of a file that is on one branch.
+    pub(crate) fn id_of(&self, part: &Part) -> Result<nacre_vfs::FileId> {
+        if part.in_impure
+            && let Some(origin) = identity::origin(&part.branch, &part.node, part.id)?
+        {
+            return Ok(origin);
+        }
+        Ok(self.identities.of(part.id))
+    }
+
+    /// Whether what is on a branch carries the number of another file.
+    pub(crate) fn is_copy(&self, node: &UnionNode, part: &Part) -> bool {
+        self.identities.of(part.id) != node.id
+    }
+
+    /// Makes sure, before a copy comes to a directory of a branch, that look-ups will ask whose number it has.
+    pub(crate) fn mark_home(&self, directory: &UnionNode, home: &Part) -> Result<()> {
+        if !home.impure {
+            identity::mark_impure(&home.branch, &home.node)?;
+            directory.holds_copies(home.branch.index);
+        }
+        Ok(())
+    }
+
+    /// What is shown of something found: attributes are asked anew where another branch shows them than the one that was looked at.
+    pub(crate) fn entry(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Found) -> Result<Entry> {
+        let (seen, attr) = (found.top()?.id, found.attr);
+        let node = self.known(parent, name, found)?;
+        let top = node.top()?;
+        let attr = if top.id == seen { attr } else { top.branch.layer.getattr(&OWN, &top.node, None)? };
+        Ok(Entry { attr: self.attr_up(&node, attr), node: Node::new(node) })
+    }
+
+    /// Attributes as users see them.
+    pub(crate) fn attr_up(&self, node: &UnionNode, mut attr: Attr) -> Attr {
+        attr.id = node.id;
+        if node.kind == Kind::Directory {
+            // One says "unknown" to those who count subdirectories by it.
+            let parts = node.parts();
+            if parts.len() > 1 || parts.first().is_some_and(|part| part.branch.is_root(part.id)) {
+                attr.nlink = 1;
+            }
+        } else {
+            attr.nlink = self.links.shown(node, attr.nlink);
+        }
+        attr
+    }
+
+    pub(crate) fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let parent = self.directory(parent)?;
+        if marks::is_reserved(name.bytes()) && !self.options.show_whiteouts {
+            return Err(Errno::ENOENT);
+        }
+        let _names = parent.names.read();
+        if parent.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let found = self.sight(caller, &parent.view(), name)?.found.ok_or(Errno::ENOENT)?;
+        self.entry(&parent, name, found)
+    }
+
+    /// The branch a part is on, for directories that users can be told of.
+    pub(crate) fn directory(&self, node: &Node) -> Result<Arc<UnionNode>> {
+        let node = self.node(node)?;
+        if node.kind == Kind::Directory { Ok(node) } else { Err(Errno::ENOTDIR) }
+    }
+
+    pub(crate) fn node(&self, node: &Node) -> Result<Arc<UnionNode>> {
+        node.arc::<UnionNode>().filter(|node| self.nodes.has(node)).ok_or(Errno::EIO)
+    }
+
+    pub(crate) fn branch(&self, index: usize) -> Result<&Arc<Branch>> {
+        self.branches.get(index).ok_or(Errno::EIO)
+    }
+}
+
+/// A listing on its way to a door.
+struct Shown<'a> {
+    shared: &'a Shared,
+    caller: &'a Caller,
+    directory: &'a Arc<UnionNode>,
+    view: View,
+    attributes: bool,
+    sink: &'a mut dyn DirSink,
+}
+
+impl Present for Shown<'_> {
+    fn present(&mut self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>, found: Option<Entry>, next: u64) -> Result<bool> {
+        if !self.attributes {
+            let ino = self.number(source, name, ino, kind)?;
+            return Ok(self.sink.push(DirEntry { name, ino, kind, next, entry: None }));
+        }
+        let entry = match self.entry(source, name, found) {
+            Ok(entry) => Some(entry),
+            // Removed meanwhile.
+            Err(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR) => return Ok(true),
+            // One that cannot be examined must not hide the others.
+            Err(_) => None,
+        };
+        let ino = entry.as_ref().map_or(ino, |entry| entry.attr.id.ino);
+        let kind = entry.as_ref().map(|entry| entry.attr.kind).or(kind);
+        Ok(self.sink.push(DirEntry { name, ino, kind, next, entry }))
+    }
+}
+
+impl Shown<'_> {
+    fn entry(&self, source: usize, name: Name<'_>, found: Option<Entry>) -> Result<Entry> {
+        let _names = self.directory.names.read();
+        let found = match found {
+            Some(entry) if entry.attr.kind != Kind::Directory => {
+                let home = self.view.parts.get(source).ok_or(Errno::EIO)?;
+                let branch = &home.branch;
+                let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
+                Found { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index }
+            }
+            _ => self.shared.sight(self.caller, &self.directory.view(), name)?.found.ok_or(Errno::ENOENT)?,
+        };
+        self.shared.entry(self.directory, name, found)
+    }
+
+    /// The number that a look-up would tell.
+    fn number(&self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>) -> Result<u64> {
+        let part = self.view.parts.get(source).ok_or(Errno::EIO)?;
+        let merges = kind != Some(Kind::File) && self.view.parts.len() > 1 && kind.is_none_or(|kind| kind == Kind::Directory);
+        if merges || part.impure {
+            let _names = self.directory.names.read();
+            let found = self.shared.sight(self.caller, &self.directory.view(), name)?.found;
+            return match found {
+                Some(found) => {
+                    let last = found.parts.last().ok_or(Errno::EIO)?;
+                    Ok(self.shared.id_of(last)?.ino)
+                }
+                None => Ok(ino),
+            };
+        }
+        Ok(self.shared.identities.of(nacre_vfs::FileId { fs: part.id.fs, ino, generation: 0 }).ino)
+    }
+}
+
+/// Lists a directory.
+///
+/// # Errors
+/// ENOTDIR, and what the branches say.
+pub(crate) fn list(shared: &Shared, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+    let directory = shared.directory(node)?;
+    if directory.is_gone() {
+        return Ok(());
+    }
+    let view = directory.view();
+    let token = (shared.coherence_of_names(&directory) <= Coherence::Watched).then_some(directory.serial);
+    let sources: Vec<_> = view.parts.iter().map(crate::remove::source).collect();
+    let marks = view.parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+    let show_whiteouts = shared.options.show_whiteouts;
+    let request = Request { key: directory.id, token, from, attributes, show_whiteouts, caller };
+    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, sink };
+    shared.listings.list(&marks, &request, &sources, &mut shown)
+}

@@ -1,0 +1,409 @@
+//! What the union keeps for each file that somebody knows: identity, the branches where it is, and the name it was last seen under.
+//!
+//! Made by look-ups and creations through [`Nodes`], which makes sure that one file has one node. Invariants:
+//! * `parts` is never empty and ordered from the top; what is no directory has exactly one part, the one that is shown;
+//! * a name is entered, moved or removed only with the directory's `names` lock held for writing, and `place` changes with it;
+//! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by address, the state (never held over a call).
+
+use crate::{branches::Branch, open_file::UnionFile};
+use hashbrown::HashMap;
+use nacre_vfs::{Errno, FileId, Kind, Node, Result};
+use parking_lot::{Mutex, RwLock};
+use std::sync::{Arc, Weak};
+
+/// A file as one branch has it.
+#[derive(Clone)]
+pub(crate) struct Part {
+    pub(crate) branch: Arc<Branch>,
+    pub(crate) node: Node,
+    /// The branch's own identity of it.
+    pub(crate) id: FileId,
+    /// A directory that may hold whiteouts which only their extended attribute tells.
+    pub(crate) x_directory: bool,
+    /// A directory that holds copies: what is in it may have the number of another file.
+    pub(crate) impure: bool,
+    /// It lies in such a directory.
+    pub(crate) in_impure: bool,
+    /// A directory that goes on below under another name.
+    pub(crate) redirect: Redirect,
+}
+
+/// Where a directory goes on below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// Under its own name.
+    #[default]
+    None,
+    /// Under another name in the same directory: only as long as it stays there.
+    Sibling,
+    /// Under a path from the top.
+    Path,
+}
+
+impl Part {
+    /// Something that is just itself.
+    pub(crate) fn new(branch: &Arc<Branch>, node: Node, id: FileId) -> Part {
+        Part { branch: Arc::clone(branch), node, id, x_directory: false, impure: false, in_impure: false, redirect: Redirect::None }
+    }
+
+    /// Whether it is the same file in the same circumstances.
+    fn is_like(&self, other: &Part) -> bool {
+        let circumstances = |part: &Part| (part.x_directory, part.impure, part.in_impure, part.redirect);
+        self.branch.index == other.branch.index && self.id == other.id && circumstances(self) == circumstances(other)
+    }
+
+    /// Whether a device node would be read as a whiteout in it: where extended attributes tell, they have to be there.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.x_directory
+    }
+}
+
+/// Where a file was last seen.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(crate) parent: Arc<UnionNode>,
+    pub(crate) name: Box<[u8]>,
+}
+
+impl Place {
+    pub(crate) fn is(&self, parent: &Arc<UnionNode>, name: &[u8]) -> bool {
+        Arc::ptr_eq(&self.parent, parent) && *self.name == *name
+    }
+}
+
+/// A file of the union.
+pub(crate) struct UnionNode {
+    pub(crate) id: FileId,
+    pub(crate) kind: Kind,
+    /// Told apart from the nodes that stood for the same file before, of whose changes in between nobody was told.
+    pub(crate) serial: u64,
+    /// Of a directory: its names hold still while this is held.
+    pub(crate) names: RwLock<()>,
+    /// Held while the file is being copied up.
+    pub(crate) copying: Mutex<()>,
+    /// Held for reading by whoever writes to a file that may have to move meanwhile; taken after `copying`.
+    pub(crate) moving: RwLock<()>,
+    state: Mutex<State>,
+    table: Weak<Nodes>,
+}
+
+struct State {
+    parts: Arc<[Part]>,
+    /// Of a directory: the last branch that could still show part of it; whiteouts, opaque directories and files hide all below.
+    floor: usize,
+    place: Option<Place>,
+    /// No name leads to it any more.
+    gone: bool,
+    open: Vec<Weak<UnionFile>>,
+}
+
+/// A directory at one moment.
+#[derive(Clone)]
+pub(crate) struct View {
+    pub(crate) parts: Arc<[Part]>,
+    pub(crate) floor: usize,
+}
+
+impl View {
+    /// The part on a branch.
+    pub(crate) fn on(&self, branch: &Branch) -> Option<&Part> {
+        self.parts.iter().find(|part| part.branch.index == branch.index)
+    }
+}
+
+impl UnionNode {
+    pub(crate) fn parts(&self) -> Arc<[Part]> {
+        Arc::clone(&self.state.lock().parts)
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let state = self.state.lock();
+        View { parts: Arc::clone(&state.parts), floor: state.floor }
+    }
+
+    /// The part that is shown.
+    ///
+    /// # Errors
+    /// Never, by the invariant that there is one; EIO keeps that from being a panic.
+    pub(crate) fn top(&self) -> Result<Part> {
+        self.state.lock().parts.first().cloned().ok_or(Errno::EIO)
+    }
+
+    pub(crate) fn part_on(&self, branch: &Branch) -> Option<Part> {
+        self.state.lock().parts.iter().find(|part| part.branch.index == branch.index).cloned()
+    }
+
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.state.lock().place.clone()
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.lock().gone
+    }
+
+    /// It has been found, or has come, there.
+    pub(crate) fn arrive(&self, parent: &Arc<UnionNode>, name: &[u8]) {
+        let before = {
+            let mut state = self.state.lock();
+            state.gone = false;
+            if state.place.as_ref().is_some_and(|place| place.is(parent, name)) {
+                return;
+            }
+            state.place.replace(Place { parent: Arc::clone(parent), name: name.into() })
+        };
+        drop(before);
+    }
+
+    /// That name no longer leads to it; `last` where it was the last one.
+    pub(crate) fn leave(&self, parent: &Arc<UnionNode>, name: &[u8], last: bool) {
+        let before = {
+            let mut state = self.state.lock();
+            state.gone |= last;
+            if state.place.as_ref().is_some_and(|place| last || place.is(parent, name)) { state.place.take() } else { None }
+        };
+        drop(before);
+    }
+
+    /// One more branch has a copy of this directory.
+    pub(crate) fn grow(self: &Arc<UnionNode>, part: Part) {
+        if let Some(table) = self.table.upgrade() {
+            table.index(self, &part);
+        }
+        let mut state = self.state.lock();
+        let mut parts: Vec<Part> = state.parts.iter().filter(|old| old.branch.index != part.branch.index).cloned().collect();
+        let at = parts.iter().position(|old| old.branch.index > part.branch.index).unwrap_or(parts.len());
+        parts.insert(at, part);
+        state.parts = parts.into();
+    }
+
+    /// It is where these parts are, from now on.
+    pub(crate) fn settle(self: &Arc<UnionNode>, parts: Vec<Part>, floor: usize) {
+        if let Some(table) = self.table.upgrade() {
+            for part in &parts {
+                table.index(self, part);
+            }
+        }
+        let mut state = self.state.lock();
+        state.parts = parts.into();
+        state.floor = floor;
+    }
+
+    /// From now on, whiteouts that only their attribute tells are in the directory on that branch.
+    pub(crate) fn holds_attribute_marks(&self, branch: usize) {
+        let mut state = self.state.lock();
+        if state.parts.iter().any(|part| part.branch.index == branch && !part.x_directory) {
+            let mark = |part: &Part| Part { x_directory: part.x_directory || part.branch.index == branch, ..part.clone() };
+            state.parts = state.parts.iter().map(mark).collect();
+        }
+    }
+
+    /// From now on, the directory on that branch says by a path where it goes on below.
+    pub(crate) fn goes_on_by_path(&self, branch: usize) {
+        let mut state = self.state.lock();
+        let redirect = |part: &Part| if part.branch.index == branch { Redirect::Path } else { part.redirect };
+        state.parts = state.parts.iter().map(|part| Part { redirect: redirect(part), ..part.clone() }).collect();
+        state.floor = branch;
+    }
+
+    /// Whether any part of the directory goes on under another name below.
+    pub(crate) fn is_redirected(&self) -> bool {
+        self.state.lock().parts.iter().any(|part| part.redirect != Redirect::None)
+    }
+
+    /// From now on, copies are in the directory on that branch.
+    pub(crate) fn holds_copies(&self, branch: usize) {
+        let mut state = self.state.lock();
+        let mark = |part: &Part| Part { impure: part.impure || part.branch.index == branch, ..part.clone() };
+        state.parts = state.parts.iter().map(mark).collect();
+    }
+
+    pub(crate) fn opened(&self, file: &Arc<UnionFile>) {
+        let mut state = self.state.lock();
+        state.open.retain(|file| file.strong_count() > 0);
+        state.open.push(Arc::downgrade(file));
+    }
+
+    /// The files of this node that are open.
+    pub(crate) fn open_files(&self) -> Vec<Arc<UnionFile>> {
+        self.state.lock().open.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The names from the root down, divided by `/`; `None` where no name is known.
+    pub(crate) fn path(&self) -> Option<Vec<u8>> {
+        let mut names: Vec<Box<[u8]>> = Vec::new();
+        let mut at = match self.place() {
+            Some(place) => place,
+            None => return self.table.upgrade().filter(|table| table.is_root(self.id)).map(|_| Vec::new()),
+        };
+        loop {
+            names.push(at.name);
+            match at.parent.place() {
+                Some(above) => at = above,
+                None if at.parent.is_gone() => return None,
+                None => break,
+            }
+        }
+        names.reverse();
+        Some(names.join(&b'/'))
+    }
+
+    /// Whether this directory is `above` or lies in it.
+    pub(crate) fn is_within(self: &Arc<UnionNode>, above: &Arc<UnionNode>) -> bool {
+        let mut at = Arc::clone(self);
+        loop {
+            if Arc::ptr_eq(&at, above) {
+                return true;
+            }
+            match at.place() {
+                Some(place) => at = place.parent,
+                None => return false,
+            }
+        }
+    }
+}
+
+impl Drop for UnionNode {
+    /// Leaves the table, and takes the chain of parents apart step by step: as a recursion it would be as deep as the tree.
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        if let Some(table) = self.table.upgrade() {
+            table.forget(self.id, &state.parts);
+        }
+        let mut next = state.place.take().map(|place| place.parent);
+        while let Some(parent) = next {
+            next = match Arc::into_inner(parent) {
+                Some(mut node) => node.state.get_mut().place.take().map(|place| place.parent),
+                None => None,
+            };
+        }
+    }
+}
+
+/// What a look-up or a creation has found.
+pub(crate) struct Known {
+    pub(crate) id: FileId,
+    pub(crate) kind: Kind,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) floor: usize,
+}
+
+/// All nodes that somebody holds: one for each file.
+#[derive(Default)]
+pub(crate) struct Nodes {
+    tables: RwLock<Tables>,
+}
+
+#[derive(Default)]
+struct Tables {
+    root: Option<FileId>,
+    /// How many nodes there have been.
+    made: u64,
+    by_id: HashMap<FileId, Weak<UnionNode>>,
+    /// By branch and the branch's own identity.
+    by_part: HashMap<(usize, FileId), Weak<UnionNode>>,
+}
+
+impl Nodes {
+    /// The node of a file that one branch knows by `id`.
+    pub(crate) fn by_part(&self, branch: usize, id: FileId) -> Option<Arc<UnionNode>> {
+        self.tables.read().by_part.get(&(branch, id)).and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn by_id(&self, id: FileId) -> Option<Arc<UnionNode>> {
+        self.tables.read().by_id.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Whether a node is of this union.
+    pub(crate) fn has(self: &Arc<Nodes>, node: &UnionNode) -> bool {
+        std::ptr::eq(node.table.as_ptr(), Arc::as_ptr(self))
+    }
+
+    fn is_root(&self, id: FileId) -> bool {
+        self.tables.read().root == Some(id)
+    }
+
+    pub(crate) fn set_root(&self, id: FileId) {
+        self.tables.write().root = Some(id);
+    }
+
+    fn index(&self, node: &Arc<UnionNode>, part: &Part) {
+        self.tables.write().by_part.insert((part.branch.index, part.id), Arc::downgrade(node));
+    }
+
+    fn forget(&self, id: FileId, parts: &[Part]) {
+        let mut tables = self.tables.write();
+        // Another node may have taken the places while this one was on its way out.
+        if tables.by_id.get(&id).is_some_and(|weak| weak.strong_count() == 0) {
+            tables.by_id.remove(&id);
+        }
+        for part in parts {
+            let key = (part.branch.index, part.id);
+            if tables.by_part.get(&key).is_some_and(|weak| weak.strong_count() == 0) {
+                tables.by_part.remove(&key);
+            }
+        }
+    }
+
+    /// The one node of a file: the known one, told what has been found, or a new one.
+    pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
+        if let Some(node) = self.by_id(found.id).filter(|node| node.kind == found.kind) {
+            refresh(&node, found);
+            return node;
+        }
+        let mut tables = self.tables.write();
+        let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
+        if let Some(node) = known.clone().filter(|node| node.kind == found.kind) {
+            drop(tables);
+            refresh(&node, found);
+            return node;
+        }
+        tables.made += 1;
+        let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.index, part.id)).collect();
+        let node = Arc::new(UnionNode {
+            id: found.id,
+            kind: found.kind,
+            serial: tables.made,
+            names: RwLock::new(()),
+            copying: Mutex::new(()),
+            moving: RwLock::new(()),
+            state: Mutex::new(State { parts: found.parts.into(), floor: found.floor, place: None, gone: false, open: Vec::new() }),
+            table: Arc::downgrade(self),
+        });
+        tables.by_id.insert(node.id, Arc::downgrade(&node));
+        for key in keys {
+            tables.by_part.insert(key, Arc::downgrade(&node));
+        }
+        drop(tables);
+        // Whoever had the number before leaves the tables on its way out: not with them locked.
+        drop(known);
+        node
+    }
+}
+
+/// Tells a known node what a look-up has found: where a branch has the same file as before, its node goes on being used and learns the name.
+fn refresh(node: &Arc<UnionNode>, found: Known) {
+    let known = node.view();
+    let same = known.parts.len() == found.parts.len() && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
+    for new in &found.parts {
+        if let Some(old) = known.parts.iter().find(|old| old.branch.index == new.branch.index && old.id == new.id) {
+            new.branch.layer.adopt(&old.node, &new.node);
+        }
+    }
+    if same && known.floor == found.floor {
+        return;
+    }
+    // A listing may hand out what it read before a copy-up. No file ever goes back down.
+    let rose = |(old, new): (&Part, &Part)| old.branch.index < new.branch.index;
+    if node.kind != Kind::Directory && !node.is_gone() && known.parts.first().zip(found.parts.first()).is_some_and(rose) {
+        return;
+    }
+    let parts = found
+        .parts
+        .into_iter()
+        .map(|new| match known.parts.iter().find(|old| old.branch.index == new.branch.index && old.id == new.id) {
+            Some(old) => Part { node: old.node.clone(), ..new },
+            None => new,
+        })
+        .collect();
+    node.settle(parts, found.floor);
+}

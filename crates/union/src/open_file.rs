@@ -1,0 +1,274 @@
+//! An open file of the union: it follows its file when that is copied up.
+//!
+//! A file opened for writing on a read-only branch is opened there for reading only, and copied up by the first write. Whoever copies a file up
+//! tells all open files of it ([`UnionFile::follow`]), so that readers see what writers write. Invariant: what was once handed out as the
+//! present file stays open until this one is closed.
+
+use crate::{
+    branches::Branch,
+    node::{Part, UnionNode},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, Whence};
+use std::{
+    any::Any,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+/// `O_NOATIME`, `O_DIRECT` and their like are kept where a file is opened once more; what would create or empty it is not.
+const ONCE: u32 = 0o100 | OpenFlags::EXCL | OpenFlags::TRUNC;
+/// The access mode.
+const ACCESS: u32 = 3;
+/// The direction bit of an `ioctl(2)` that hands something to the kernel (asm-generic/ioctl.h).
+const IOCTL_CHANGES: u32 = 0x4000_0000;
+
+/// Whether a command may change the file.
+pub(crate) fn may_change(request: &Ioctl<'_>) -> bool {
+    request.command & IOCTL_CHANGES != 0
+}
+
+/// The file on one branch.
+struct Stage {
+    file: Opened,
+    branch: usize,
+    writable: bool,
+    next: OnceLock<Box<Stage>>,
+}
+
+/// An open file.
+pub(crate) struct UnionFile {
+    shared: Arc<Shared>,
+    node: Arc<UnionNode>,
+    flags: OpenFlags,
+    first: Stage,
+    /// The copy could not be opened: every use tries again.
+    behind: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn open(self: &Arc<Shared>, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        let node = self.node(node)?;
+        self.open_node(caller, &node, flags)
+    }
+
+    pub(crate) fn open_node(self: &Arc<Shared>, caller: &Caller, node: &Arc<UnionNode>, flags: OpenFlags) -> Result<Opened> {
+        if node.kind == nacre_vfs::Kind::Directory {
+            return Err(Errno::EISDIR);
+        }
+        if flags.truncates() {
+            self.copy_up(node, usize::MAX, 0)?;
+        }
+        // While this is held, no copy-up can pass by unseen.
+        let _still = node.copying.lock();
+        let top = node.top()?;
+        if flags.writes() && !top.branch.is_writable() && !self.can_rise(top.branch.index) {
+            return Err(Errno::EROFS);
+        }
+        let file = top.branch.layer.open(caller, &top.node, on(&top.branch, flags))?;
+        Ok(self.wrap(node, &top.branch, file, flags))
+    }
+
+    /// The union's file for one that has just been opened on a branch.
+    pub(crate) fn wrap(self: &Arc<Shared>, node: &Arc<UnionNode>, branch: &Branch, file: Opened, flags: OpenFlags) -> Opened {
+        let first = Stage { file, branch: branch.index, writable: branch.is_writable(), next: OnceLock::new() };
+        let file = UnionFile { shared: Arc::clone(self), node: Arc::clone(node), flags, first, behind: AtomicBool::new(false) };
+        let file = Arc::new(file);
+        node.opened(&file);
+        file
+    }
+}
+
+/// The flags for one branch.
+fn on(branch: &Branch, flags: OpenFlags) -> OpenFlags {
+    if branch.is_writable() { flags } else { OpenFlags(flags.0 & !ACCESS & !ONCE & !OpenFlags::APPEND) }
+}
+
+impl UnionFile {
+    fn stage(&self) -> &Stage {
+        let mut at = &self.first;
+        while let Some(next) = at.next.get() {
+            at = next;
+        }
+        at
+    }
+
+    /// The open file on the branch.
+    pub(crate) fn present(&self) -> &Opened {
+        &self.stage().file
+    }
+
+    /// Whether it is open on that branch.
+    pub(crate) fn is_on(&self, branch: &Branch) -> bool {
+        self.stage().branch == branch.index
+    }
+
+    pub(crate) fn is_of(&self, node: &Arc<UnionNode>) -> bool {
+        Arc::ptr_eq(&self.node, node)
+    }
+
+    pub(crate) fn reads(&self) -> bool {
+        let stage = self.stage();
+        self.flags.reads() || !stage.writable
+    }
+
+    /// Goes on with the copy. Where that cannot be opened now, the next use tries again and tells its user.
+    pub(crate) fn follow(&self, part: &Part) {
+        if self.is_on(&part.branch) {
+            return;
+        }
+        let flags = OpenFlags(on(&part.branch, self.flags).0 & !ONCE);
+        match part.branch.layer.open(&OWN, &part.node, flags) {
+            Ok(file) => {
+                let stage = Stage { file, branch: part.branch.index, writable: part.branch.is_writable(), next: OnceLock::new() };
+                // One copy-up at a time: nobody else appends to the chain.
+                let _ = self.stage().next.set(Box::new(stage));
+                self.behind.store(false, Ordering::Release);
+            }
+            Err(error) => {
+                tracing::warn!(?error, "an open file cannot follow its copy yet");
+                self.behind.store(true, Ordering::Release);
+            }
+        }
+    }
+
+    /// The file to read from.
+    fn current(&self) -> Result<&Opened> {
+        if self.behind.load(Ordering::Acquire) {
+            let _still = self.node.copying.lock();
+            if self.behind.load(Ordering::Acquire) {
+                self.follow(&self.node.top()?);
+            }
+            if self.behind.load(Ordering::Acquire) {
+                return Err(Errno::EIO);
+            }
+        }
+        Ok(self.present())
+    }
+
+    /// The file to write to.
+    fn changing(&self) -> Result<&Opened> {
+        if !self.flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        self.raised()
+    }
+
+    /// Runs a call that writes; where the branch is full, moves the file and runs it once more.
+    fn change<T>(&self, act: impl Fn(&Opened) -> Result<T>) -> Result<T> {
+        let file = self.changing()?;
+        if !self.shared.options.move_when_full {
+            return act(file);
+        }
+        let full = {
+            let _still = self.node.moving.read();
+            match act(self.present()) {
+                Err(error @ (Errno::ENOSPC | Errno::EDQUOT)) => error,
+                other => return other,
+            }
+        };
+        if let Err(error) = self.shared.move_elsewhere(&self.node) {
+            tracing::debug!(?error, "a file on a full branch stays where it is");
+            return Err(full);
+        }
+        self.current()?;
+        let _still = self.node.moving.read();
+        act(self.present())
+    }
+
+    /// The file where it may be changed.
+    fn raised(&self) -> Result<&Opened> {
+        let file = self.current()?;
+        if self.stage().writable {
+            return Ok(file);
+        }
+        self.shared.copy_up(&self.node, usize::MAX, u64::MAX)?;
+        let file = self.current()?;
+        if self.stage().writable { Ok(file) } else { Err(Errno::EIO) }
+    }
+}
+
+impl OpenFile for UnionFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn inner(&self) -> &dyn OpenFile {
+        self
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        if !self.flags.reads() && !self.stage().writable {
+            return Err(Errno::EBADF);
+        }
+        self.current()?.read(buffer, offset)
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.change(|file| file.write(data, offset))
+    }
+
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.change(|file| file.append(data))
+    }
+
+    fn flush(&self, owner: LockOwner) -> Result<()> {
+        self.current()?.flush(owner)
+    }
+
+    fn fsync(&self, data_only: bool) -> Result<()> {
+        let file = self.current()?;
+        // Nobody has written to what lies on a read-only branch.
+        if self.stage().writable { file.fsync(data_only) } else { Ok(()) }
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.change(|file| file.allocate(mode, offset, length))
+    }
+
+    fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        self.current()?.seek(offset, whence)
+    }
+
+    fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
+        let Some(target) = target.inner().as_any().downcast_ref::<UnionFile>() else { return Err(Errno::EXDEV) };
+        target.changing()?;
+        // The source after the target: both may be the same file.
+        let source = self.current()?;
+        target.change(|target| source.copy_to(offset, target.inner(), target_offset, length, flags))
+    }
+
+    fn test_lock(&self, _: LockOwner, _: FileLock) -> Result<FileLock> {
+        // A lock on one branch's file would be lost with a copy-up: the door's kernel keeps locks itself.
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn set_lock(&self, _: LockOwner, _: FileLock, _: bool) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn flock(&self, _: LockOwner, _: LockKind, _: bool) -> Result<()> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        let file = if may_change(&request) { self.raised()? } else { self.current()? };
+        file.ioctl(request, output)
+    }
+
+    fn backing(&self) -> Option<BorrowedFd<'_>> {
+        // A file that can still be copied up would go on showing its old bytes.
+        let stage = self.stage();
+        if self.shared.options.move_when_full {
+            return None;
+        }
+        if stage.writable || !self.shared.can_rise(stage.branch) { stage.file.backing() } else { None }
+    }
+
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
+}

@@ -1,0 +1,320 @@
+//! `-o` words: those of aufs, the placement words of mergerfs, the directories of overlayfs. Pure.
+//!
+//! Called by whoever reads a command line or an fstab; the words that are not the union's own are handed back. Each word of aufs is in one of three
+//! tables: it is obeyed, it is accepted because what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
+//! by word, which a test checks.
+
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    branch::{BranchMode, ParseError, parse_branches, parse_overlay, parse_size},
+    policy::{Route, Routes},
+    union::UnionOptions,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+};
+
+/// How changes made on branches behind the union's back are noticed (aufs: `udba=`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Udba {
+    /// There are none: everything is cached (`coherence=exclusive`).
+    None,
+    /// Branches are asked each time (`coherence=revalidate`).
+    Reval,
+    /// Branches are watched (`coherence=watch`).
+    Notify,
+}
+
+/// What a list of words says.
+#[derive(Clone, Debug, Default)]
+pub struct Words {
+    /// The branches, from the top; empty where the list names none.
+    pub branches: Vec<(PathBuf, BranchMode)>,
+    /// How the union behaves.
+    pub options: UnionOptions,
+    /// How branches are kept in step; `None` where the list does not say.
+    pub udba: Option<Udba>,
+    /// Whether POSIX ACLs are obeyed; `None` where the list does not say.
+    pub acl: Option<bool>,
+    /// Words that were accepted and change nothing, each with the reason.
+    pub unneeded: Vec<(String, &'static str)>,
+    /// Words that are not the union's own.
+    pub rest: Vec<OsString>,
+    routes: Vec<Route>,
+    upper: Option<OsString>,
+    lower: Option<OsString>,
+}
+
+/// Words that change nothing here, and why.
+pub(crate) const UNNEEDED: [(&str, &str); 32] = [
+    ("rdblk", "listings take what memory they need"),
+    ("rdhash", "listings grow as they need"),
+    ("rdcache", "listings are kept while nothing changes, not for a time"),
+    ("dirwh", "directories full of whiteouts are moved out of sight in one step, however many there are"),
+    ("plink", "hard links are always kept"),
+    ("clean_plink", "there is nothing to clean: hard links are kept on the branch"),
+    ("list_plink", "hard links are kept on the branch, in .wh..wh.links"),
+    ("xino", "inode numbers need no tables"),
+    ("noxino", "inode numbers need no tables"),
+    ("xino_path", "inode numbers need no tables"),
+    ("trunc_xib", "inode numbers need no tables"),
+    ("notrunc_xib", "inode numbers need no tables"),
+    ("trunc_xino", "inode numbers need no tables"),
+    ("notrunc_xino", "inode numbers need no tables"),
+    ("trunc_xino_path", "inode numbers need no tables"),
+    ("itrunc_xino", "inode numbers need no tables"),
+    ("dirperm1", "permissions are always those of the topmost directory"),
+    ("nowarn_perm", "nothing is said about owners and modes of branches"),
+    ("nosum", "it is the default"),
+    ("noshwh", "it is the default"),
+    ("dio", "direct I/O is passed on"),
+    ("nodio", "direct I/O is passed on, as in present versions of aufs"),
+    ("verbose", "there is nothing to be verbose about"),
+    ("v", "there is nothing to be verbose about"),
+    ("quiet", "it is the default"),
+    ("q", "it is the default"),
+    ("silent", "it is the default"),
+    ("nodlgt", "aufs itself ignores it"),
+    ("delete", "aufs itself ignores it"),
+    ("imap", "aufs itself ignores it"),
+    ("debug", "aufs itself ignores it"),
+    ("si", "aufs itself ignores it"),
+];
+
+/// Words that are refused, and why.
+pub(crate) const REFUSED: [(&str, &str); 26] = [
+    ("add", "branches cannot be changed by mount options yet"),
+    ("ins", "branches cannot be changed by mount options yet"),
+    ("append", "branches cannot be changed by mount options yet"),
+    ("prepend", "branches cannot be changed by mount options yet"),
+    ("del", "branches cannot be changed by mount options yet"),
+    ("mod", "branches cannot be changed by mount options yet"),
+    ("noplink", "hard links are always kept; leave the word out"),
+    ("nodirperm1", "permissions are those of the topmost directory; leave the word out"),
+    ("warn_perm", "owners and modes of branches are not compared yet"),
+    ("wsum", "it never worked in aufs either; write sum"),
+    ("droplvl", "write the words that it stands for"),
+    ("fhsm_sec", "tiering is not available yet"),
+    ("metacopy", "copying attributes alone is not available yet"),
+    ("nfs_export", "file handles that outlive the mount are not available yet"),
+    ("verity", "digests of layers are not available yet"),
+    ("datadir", "data-only layers are not available yet"),
+    ("uidmapping", "shifting ids of layers is not available yet"),
+    ("gidmapping", "shifting ids of layers is not available yet"),
+    ("squash_to_root", "fixed owners are the business of nacre mirror; put one on top"),
+    ("squash_to_uid", "fixed owners are the business of nacre mirror; put one on top"),
+    ("squash_to_gid", "fixed owners are the business of nacre mirror; put one on top"),
+    ("xattr_permissions", "owners and modes kept in attributes are not available yet"),
+    ("static_nlink", "directories that are merged have one link anyway; leave the word out"),
+    ("symlinkify", "it is not available yet"),
+    ("link_cow", "it is not available yet"),
+    ("nullrw", "it is not available yet"),
+];
+
+/// A word taken apart: the name, and what stands behind `=` or, as aufs writes it, `:`.
+struct Word<'a> {
+    name: &'a str,
+    value: Option<&'a OsStr>,
+}
+
+fn take_apart(word: &OsStr) -> Option<Word<'_>> {
+    let bytes = word.as_bytes();
+    let at = bytes.iter().position(|byte| matches!(byte, b'=' | b':'));
+    let name = bytes.get(..at.unwrap_or(bytes.len()))?;
+    let value = at.and_then(|at| bytes.get(at + 1..)).map(OsStr::from_bytes);
+    Some(Word { name: std::str::from_utf8(name).ok()?, value })
+}
+
+/// The parts of a list between commas. A comma behind a backslash is part of a word; all other backslashes stay: what they are for is the word's
+/// business.
+fn split(list: &OsStr) -> Vec<OsString> {
+    let mut words = vec![Vec::new()];
+    let mut bytes = list.as_bytes().iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        let mut take = |byte| words.last_mut().map_or((), |word| word.push(byte));
+        match (byte, bytes.peek()) {
+            (b'\\', Some(b',')) => take(b','),
+            (b'\\', Some(next)) => {
+                take(byte);
+                take(*next);
+            }
+            (b',', _) => {
+                words.push(Vec::new());
+                continue;
+            }
+            _ => {
+                take(byte);
+                continue;
+            }
+        }
+        bytes.next();
+    }
+    words.into_iter().filter(|word| !word.is_empty()).map(OsString::from_vec).collect()
+}
+
+impl Words {
+    /// Reads a list of words divided by commas (`br:/ssd=rw:/hdd=ro,create=mfs,noatime`).
+    ///
+    /// # Errors
+    /// The first word that is wrong, with what would be right.
+    pub fn parse(list: &OsStr) -> Result<Words, ParseError> {
+        let mut words = Words::default();
+        for word in split(list) {
+            let known = match take_apart(&word) {
+                Some(parts) => words.obey(&parts, &word)?,
+                None => false,
+            };
+            if !known {
+                words.rest.push(word);
+            }
+        }
+        words.finish()
+    }
+
+    fn finish(mut self) -> Result<Words, ParseError> {
+        if let Some(lower) = self.lower.take() {
+            if !self.branches.is_empty() {
+                return Err(ParseError::new("branches are named twice, by lowerdir= and by br:; keep one"));
+            }
+            self.branches = parse_overlay(self.upper.take().as_deref(), &lower)?;
+        } else if self.upper.is_some() {
+            return Err(ParseError::new("upperdir= needs lowerdir= beside it"));
+        }
+        self.resolve_routes()?;
+        Ok(self)
+    }
+
+    /// Finds the branches that routes lead to, for branches that were not named in the list.
+    ///
+    /// # Errors
+    /// A route leads to no branch.
+    pub fn with_branches(mut self, branches: Vec<(PathBuf, BranchMode)>) -> Result<Words, ParseError> {
+        self.branches = branches;
+        self.resolve_routes()?;
+        Ok(self)
+    }
+
+    fn resolve_routes(&mut self) -> Result<(), ParseError> {
+        if !self.branches.is_empty() {
+            let paths: Vec<PathBuf> = self.branches.iter().map(|(path, _)| path.clone()).collect();
+            self.options.routes = Routes::new(self.routes.clone(), &paths)?;
+        }
+        Ok(())
+    }
+
+    /// Obeys a word; false where it is not the union's own.
+    fn obey(&mut self, word: &Word<'_>, whole: &OsStr) -> Result<bool, ParseError> {
+        let options = &mut self.options;
+        match word.name {
+            "br" | "dirs" | "branches" => {
+                if !self.branches.is_empty() {
+                    return Err(ParseError::new("branches are named twice; put all of them into one br:"));
+                }
+                self.branches = parse_branches(word.raw()?)?;
+            }
+            "lowerdir" => self.lower = Some(word.raw()?.to_owned()),
+            "upperdir" => self.upper = Some(word.raw()?.to_owned()),
+            "workdir" => {
+                word.raw()?;
+                self.unneeded.push((word.name.to_owned(), "copies are built on the upper branch itself, in .wh..wh.work"));
+            }
+            "create" | "create_policy" | "category.create" | "func.create" => options.create = word.text()?.parse()?,
+            "cpup" | "copyup" | "copyup_policy" => options.copy_up = word.text()?.parse()?,
+            "route" => self.routes.push(Route::parse(word.raw()?)?),
+            "minfreespace" => options.min_free = parse_size(word.text()?)?,
+            "category.search" => word.only("ff", "a file is read where the highest branch has it")?,
+            "category.action" => word.only("epff", "a change is made where the highest branch has the file")?,
+            "whiteout" => options.whiteout = word.text()?.parse().map_err(ParseError::new)?,
+            "shwh" => options.show_whiteouts = word.flag()?,
+            "sum" => options.sum = word.flag()?,
+            "moveonenospc" => options.move_when_full = word.choice(&[(&["true", "mfs"], true), (&["false"], false)])?,
+            "diropq" => options.opaque_always = word.choice(&[(&["a", "always"], true), (&["w", "whiteouted"], false)])?,
+            "dirren" => self.dirren(word)?,
+            "nodirren" => {
+                word.flag()?;
+                (options.directory_copy_limit, options.directory_redirect) = (0, false);
+            }
+            "redirect_dir" => options.directory_redirect = word.choice(&[(&["on"], true), (&["off", "follow"], false)])?,
+            "index" => word.only("on", "hard links are always kept")?,
+            "volatile" => options.sync = !word.flag()?,
+            "udba" => {
+                let none = (&["none"][..], Udba::None);
+                let reval = (&["reval"][..], Udba::Reval);
+                self.udba = Some(word.choice(&[none, reval, (&["notify", "fsnotify"], Udba::Notify)])?);
+            }
+            "acl" => self.acl = Some(word.flag()?),
+            "noacl" => self.acl = Some(!word.flag()?),
+            name => {
+                if let Some((_, why)) = UNNEEDED.iter().find(|(known, _)| *known == name) {
+                    self.unneeded.push((whole.to_string_lossy().into_owned(), why));
+                } else if let Some((_, why)) = REFUSED.iter().find(|(known, _)| *known == name) {
+                    return Err(ParseError::new(format!("{name}: {why}")));
+                } else if name.starts_with("category.") || name.starts_with("func.") {
+                    return Err(ParseError::new(format!("{name}: there are category.create, category.search=ff and category.action=epff")));
+                } else {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn dirren(&mut self, word: &Word<'_>) -> Result<(), ParseError> {
+        const LIMIT: usize = 1_000;
+        let (limit, redirect) = match word.value {
+            None => (LIMIT, false),
+            Some(_) => match word.text()? {
+                "copy" => (LIMIT, false),
+                "redirect" => (LIMIT, true),
+                "exdev" => (0, false),
+                other => match other.strip_prefix("copy:").and_then(|entries| entries.parse().ok()) {
+                    Some(entries) => (entries, false),
+                    None => {
+                        let sentence = format!("dirren={}: write copy, copy:ENTRIES, redirect or exdev", other.escape_debug());
+                        return Err(ParseError::new(sentence));
+                    }
+                },
+            },
+        };
+        (self.options.directory_copy_limit, self.options.directory_redirect) = (limit, redirect);
+        Ok(())
+    }
+}
+
+impl<'a> Word<'a> {
+    fn raw(&self) -> Result<&'a OsStr, ParseError> {
+        self.value.filter(|value| !value.is_empty()).ok_or_else(|| ParseError::new(format!("{}= needs a value", self.name)))
+    }
+
+    fn text(&self) -> Result<&'a str, ParseError> {
+        self.raw()?.to_str().ok_or_else(|| ParseError::new(format!("{}=: the value is no UTF-8", self.name)))
+    }
+
+    /// For words without a value.
+    fn flag(&self) -> Result<bool, ParseError> {
+        match self.value {
+            None => Ok(true),
+            Some(_) => Err(ParseError::new(format!("{} takes no value", self.name))),
+        }
+    }
+
+    /// For words whose only value is what happens anyway.
+    fn only(&self, value: &str, why: &str) -> Result<(), ParseError> {
+        match self.text()? {
+            given if given == value => Ok(()),
+            given => Err(ParseError::new(format!("{}={}: {why}; the only value is {value}", self.name, given.escape_debug()))),
+        }
+    }
+
+    fn choice<T: Copy>(&self, of: &[(&[&str], T)]) -> Result<T, ParseError> {
+        let given = self.text()?;
+        of.iter().find(|(names, _)| names.contains(&given)).map(|(_, value)| *value).ok_or_else(|| {
+            let names: Vec<&str> = of.iter().filter_map(|(names, _)| names.first().copied()).collect();
+            ParseError::new(format!("{}={}: there are {}", self.name, given.escape_debug(), names.join(", ")))
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! Routes: patterns of paths with a policy or a branch of their own (`route=*.iso=mfs`, `route=movies/**=/hdd`).
+//!
+//! The first route that matches counts. A pattern with a slash is held against the whole path from the union's top, one without against the
+//! last component; `*` stays within a component, `**` does not, `?`, `[a-z]` and `{a,b}` as in shells. Pure.
+
+use super::CreatePolicy;
+use crate::branch::{Escaped, ParseError, Unescaped, plain};
+use std::{
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// Where a route leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A policy.
+    Policy(CreatePolicy),
+    /// A branch, as the user named it.
+    Branch(PathBuf),
+}
+
+/// A pattern and where it leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    pattern: String,
+    target: Target,
+}
+
+impl Route {
+    /// Reads `PATTERN=POLICY` or `PATTERN=/PATH/OF/BRANCH`, divided at the last plain equals sign.
+    ///
+    /// # Errors
+    /// No pattern, a bad one, an unknown policy.
+    pub fn parse(text: &OsStr) -> Result<Route, ParseError> {
+        let shown = text.to_string_lossy().into_owned();
+        let bad = |why: &str| ParseError::new(format!("route={}: {why}", shown.escape_debug()));
+        let bytes = text.as_bytes();
+        let plain_sign =
+            |at: &usize| at.checked_sub(1).and_then(|before| bytes.get(before)) != Some(&b'\\') && bytes.get(*at) == Some(&b'=');
+        let at = (0..bytes.len()).rev().find(plain_sign).ok_or_else(|| bad("write PATTERN=POLICY or PATTERN=/BRANCH"))?;
+        let (pattern, target) = (bytes.get(..at).unwrap_or_default(), bytes.get(at + 1..).unwrap_or_default());
+        let pattern = std::str::from_utf8(pattern).map_err(|_| bad("the pattern is no UTF-8"))?;
+        let pattern = pattern.strip_prefix('/').unwrap_or(pattern);
+        if pattern.is_empty() {
+            return Err(bad("the pattern is empty"));
+        }
+        fast_glob::validate(pattern).map_err(|error| bad(&error.to_string()))?;
+        let target = if target.starts_with(b"/") {
+            let unescaped = Unescaped::new(OsStr::from_bytes(target));
+            let whole: Vec<&Escaped> = unescaped.split(0).collect();
+            Target::Branch(PathBuf::from(plain(&whole.concat())))
+        } else {
+            let policy = std::str::from_utf8(target).map_err(|_| bad("the policy is no UTF-8"))?;
+            Target::Policy(policy.parse().map_err(|error: ParseError| bad(&error.to_string()))?)
+        };
+        Ok(Route { pattern: pattern.to_owned(), target })
+    }
+
+    /// Whether it is for this path, which is written from the union's top without a slash at the start.
+    fn matches(&self, path: &[u8]) -> bool {
+        let subject = if self.pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
+        fast_glob::glob_match(self.pattern.as_bytes(), subject)
+    }
+}
+
+/// All routes of a union, in their order, with branches known by their places.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes(Vec<(Route, Option<usize>)>);
+
+/// Where something shall go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// As this policy says.
+    Policy(CreatePolicy),
+    /// To this branch if anything new may be put there, else as the union's policy says.
+    Branch(usize),
+}
+
+impl Routes {
+    /// Finds the branches that routes name.
+    ///
+    /// # Errors
+    /// A route names no branch.
+    pub fn new(routes: Vec<Route>, branches: &[PathBuf]) -> Result<Routes, ParseError> {
+        let found = routes.into_iter().map(|route| match &route.target {
+            Target::Policy(_) => Ok((route, None)),
+            Target::Branch(path) => match branches.iter().position(|branch| branch == path) {
+                Some(index) => Ok((route, Some(index))),
+                None => Err(unknown_branch(path)),
+            },
+        });
+        found.collect::<Result<_, _>>().map(Routes)
+    }
+
+    /// Whether there are none, so that nobody needs to know paths.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The way of the first route that matches a path, and its pattern.
+    pub fn find(&self, path: &[u8]) -> Option<(Way, &str)> {
+        let (route, branch) = self.0.iter().find(|(route, _)| route.matches(path))?;
+        let way = match (&route.target, branch) {
+            (_, Some(index)) => Way::Branch(*index),
+            (Target::Policy(policy), None) => Way::Policy(*policy),
+            (Target::Branch(_), None) => return None,
+        };
+        Some((way, &route.pattern))
+    }
+}
+
+fn unknown_branch(path: &Path) -> ParseError {
+    ParseError::new(format!("a route leads to {}, which is no branch", path.display()))
+}

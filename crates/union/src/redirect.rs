@@ -1,0 +1,78 @@
+//! Renaming a directory that is partly on read-only branches without copying what is in it: the part above says where it goes on below.
+//!
+//! Called by renames of directories that are too large to be copied ([`crate::UnionOptions::directory_redirect`]). The mark is that of the
+//! kernel's overlay file system; other programs that read the branch see only what is on it. It is written while the directory is
+//! still where it was, and leads exactly to what is merged there, so nothing changes by it. Only where no branch below can be written: a path
+//! that leads to something that may move or go would lose files.
+
+use crate::{
+    branches::Branch,
+    node::{Redirect, UnionNode},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Errno, Result, XattrFlags};
+use std::sync::Arc;
+
+/// The longest path that the kernel's overlay file system follows.
+const LENGTH_MAX: usize = 256;
+
+impl Shared {
+    /// Whether directories whose upper part is on a branch may go on elsewhere below.
+    pub(crate) fn may_redirect(&self, branch: &Branch) -> bool {
+        self.options.directory_redirect && !self.branches.iter().skip(branch.index + 1).any(|below| below.is_writable())
+    }
+
+    /// Makes the part of a directory on a branch say where it goes on below.
+    ///
+    /// # Errors
+    /// EXDEV where that cannot be said, ENOENT where the directory has been removed, and what the storage says.
+    pub(crate) fn redirect_directory(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        self.grow(node, branch)?;
+        let _tree = self.tree.lock();
+        let view = node.view();
+        let part = view.on(branch).ok_or(Errno::ESTALE)?;
+        if part.redirect == Redirect::Path {
+            return Ok(());
+        }
+        let path = self.path_below(node, branch)?;
+        let below = self.resolve(&view, &path, branch.index + 1)?.map(|found| found.parts).unwrap_or_default();
+        let merged = view.parts.iter().filter(|part| part.branch.index > branch.index);
+        let leads_there = merged.clone().count() == below.len()
+            && merged.zip(&below).all(|(old, new)| old.branch.index == new.branch.index && old.id == new.id);
+        if !leads_there || path.len() > LENGTH_MAX {
+            return Err(Errno::EXDEV);
+        }
+        let attribute = branch.marks.namespace.redirect();
+        match branch.layer.setxattr(&OWN, &part.node, attribute, &path, XattrFlags::default()) {
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => return Err(Errno::EXDEV),
+            other => other?,
+        }
+        node.goes_on_by_path(branch.index);
+        Ok(())
+    }
+
+    /// The path of a directory as the branches below have it. The tree is held.
+    fn path_below(&self, node: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<Vec<u8>> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut start = Vec::new();
+        let mut at = Arc::clone(node);
+        while let Some(place) = at.place() {
+            let part = at.part_on(branch).ok_or(Errno::ESTALE)?;
+            let redirect = if part.redirect == Redirect::None { None } else { branch.marks.opacity(&*branch.layer, &part.node)?.redirect };
+            match redirect {
+                Some(path) if path.starts_with(b"/") => {
+                    start = path;
+                    break;
+                }
+                Some(sibling) => names.push(sibling),
+                None => names.push(place.name.to_vec()),
+            }
+            at = place.parent;
+        }
+        for name in names.iter().rev() {
+            start.push(b'/');
+            start.extend_from_slice(name);
+        }
+        Ok(start)
+    }
+}

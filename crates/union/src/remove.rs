@@ -1,0 +1,298 @@
+//! Removing names: the file itself where it is on a writable branch, and a whiteout where a branch below would show the name again.
+//!
+//! The whiteout comes first (a mark beside a name hides nothing on its own branch), or takes the very name in one step: at no moment does
+//! what lies below come to light. Directories are moved to the work directory in one step, and emptied of their whiteouts there.
+
+use crate::{
+    branches::Branch,
+    create::ATTEMPTS,
+    listing::{self, Source},
+    lookup::Found,
+    marks::{self, Style},
+    node::{Part, UnionNode, View},
+    union::{OWN, Shared},
+    work::Temporary,
+};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
+use parking_lot::{RwLock, RwLockWriteGuard};
+use std::sync::Arc;
+
+/// A directory that has left its name.
+pub(crate) struct Leftover {
+    branch: Arc<Branch>,
+    temporary: Temporary,
+}
+
+impl Leftover {
+    /// What stands under a temporary name in the work directory.
+    pub(crate) fn new(branch: &Arc<Branch>, temporary: Temporary) -> Leftover {
+        Leftover { branch: Arc::clone(branch), temporary }
+    }
+
+    /// Its name in the work directory.
+    ///
+    /// # Errors
+    /// Never, as [`Temporary::name`].
+    pub(crate) fn name(&self) -> Result<Name<'_>> {
+        self.temporary.name()
+    }
+}
+
+/// What a removal has come to.
+pub(crate) enum Removal {
+    Done(Vec<Leftover>),
+    /// The directory has to be on this branch first.
+    Needs(Arc<Branch>),
+}
+
+/// Locks the names of several directories, each once, in the one order.
+pub(crate) fn lock_names<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
+    let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.names).collect();
+    locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.dedup_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.into_iter().map(RwLock::write).collect()
+}
+
+impl Shared {
+    pub(crate) fn unlink(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        let parent = self.directory(parent)?;
+        check_existing(name)?;
+        for _ in 0..ATTEMPTS {
+            let branch = {
+                let _names = parent.names.write();
+                if parent.is_gone() {
+                    return Err(Errno::ENOENT);
+                }
+                let view = parent.view();
+                let found = self.sight(caller, &view, name)?.found.ok_or(Errno::ENOENT)?;
+                if found.is_directory() {
+                    return Err(Errno::EISDIR);
+                }
+                match self.remove_file(caller, &parent, &view, name, found)? {
+                    Removal::Done(_) => return Ok(()),
+                    Removal::Needs(branch) => branch,
+                }
+            };
+            self.grow(&parent, &branch)?;
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// Removes what is no directory. The names of `parent` are held.
+    fn remove_file(&self, caller: &Caller, parent: &Arc<UnionNode>, view: &View, name: Name<'_>, found: Found) -> Result<Removal> {
+        let (top, attr) = (found.top()?.clone(), found.attr);
+        // Once removed, it could not be asked who it was.
+        let node = self.node_of(found)?;
+        let branch = if top.branch.is_writable() {
+            let shows = self.shows_below(view, name, top.branch.index)?;
+            let part = view.on(&top.branch).ok_or(Errno::EIO)?;
+            if !(shows && self.hide((parent, part), name)?)
+                && let Err(error) = top.branch.layer.unlink(caller, &part.node, name)
+            {
+                if shows {
+                    top.branch.marks.unhide(&*top.branch.layer, &part.node, name)?;
+                }
+                return Err(error);
+            }
+            Arc::clone(&top.branch)
+        } else {
+            let target = self.branch_for_copy(None, top.branch.index, usize::MAX)?;
+            let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
+            self.hide((parent, part), name)?;
+            target
+        };
+        self.name_is_gone((parent, name), &node, &top, attr.nlink, &branch)?;
+        Ok(Removal::Done(Vec::new()))
+    }
+
+    /// Enters into node and index that a name of a file no longer leads to it.
+    pub(crate) fn name_is_gone(
+        &self,
+        (parent, name): (&Arc<UnionNode>, Name<'_>),
+        node: &Arc<UnionNode>,
+        seen: &Part,
+        count: u32,
+        branch: &Arc<Branch>,
+    ) -> Result<()> {
+        self.listings.forget(parent.id);
+        // The copy's own count, or that of a name below that only shows the copy.
+        let last = if seen.branch.is_writable() && node.top()?.branch.index == seen.branch.index {
+            count <= 1
+        } else if count <= 1 && !self.links.knows(node.id) {
+            true
+        } else {
+            let left = self.links.one_less(node.id, count, branch).unwrap_or_else(|error| {
+                // The name is gone all the same; the count stays too high, which loses nothing.
+                tracing::warn!(branch = branch.index, ?error, "the count of links of a file is too high");
+                1
+            });
+            let copy = node.top()?;
+            left == 0 && (!copy.branch.is_writable() || copy.branch.layer.getattr(&OWN, &copy.node, None).is_ok_and(|attr| attr.nlink == 0))
+        };
+        node.leave(parent, name.bytes(), last);
+        Ok(())
+    }
+
+    /// Removes from a writable branch what a file on a branch above has just replaced. Where that fails it only takes up room.
+    pub(crate) fn remove_hidden(&self, view: &View, branch: &Arc<Branch>, name: Name<'_>) {
+        let Some(part) = view.on(branch).filter(|_| branch.is_writable()) else { return };
+        match branch.layer.unlink(&OWN, &part.node, name) {
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(error) => tracing::warn!(branch = branch.index, ?error, "a file that has been replaced stays on a lower branch"),
+        }
+    }
+
+    /// Hides a name on a branch; answers whether that has replaced what stood there.
+    pub(crate) fn hide(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>) -> Result<bool> {
+        self.hide_leaving(home, name, &home.1.branch.work()?.temporary())
+    }
+
+    /// The same; a directory that stood there is then in the work directory under that name.
+    pub(crate) fn hide_leaving(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>, temporary: &Temporary) -> Result<bool> {
+        let (directory, part) = home;
+        let branch = &part.branch;
+        let replaced = branch.marks.hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
+        if branch.marks.style == Style::Xattr {
+            directory.holds_attribute_marks(branch.index);
+        }
+        Ok(replaced)
+    }
+
+    pub(crate) fn rmdir(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        let parent = self.directory(parent)?;
+        check_existing(name)?;
+        for _ in 0..ATTEMPTS {
+            let node = {
+                let _names = parent.names.read();
+                if parent.is_gone() {
+                    return Err(Errno::ENOENT);
+                }
+                let found = self.sight(caller, &parent.view(), name)?.found.ok_or(Errno::ENOENT)?;
+                if !found.is_directory() {
+                    return Err(Errno::ENOTDIR);
+                }
+                self.known(&parent, name, found)?
+            };
+            let outcome = {
+                let _tree = self.tree.lock();
+                let _names = lock_names(&[&parent, &node]);
+                if node.is_gone() || !node.place().is_some_and(|place| place.is(&parent, name.bytes())) {
+                    continue;
+                }
+                self.check_empty(&node)?;
+                self.remove_directory(&parent, name, &node)?
+            };
+            match outcome {
+                Removal::Done(leftovers) => {
+                    self.clear(&leftovers);
+                    return Ok(());
+                }
+                Removal::Needs(branch) => self.grow(&parent, &branch)?,
+            };
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// Refuses a directory in which a name can be seen.
+    pub(crate) fn check_empty(&self, node: &UnionNode) -> Result<()> {
+        let parts = node.parts();
+        let sources: Vec<_> = parts.iter().map(source).collect();
+        let marks = parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+        if listing::is_empty(&marks, &sources)? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
+    }
+
+    /// Removes a directory in which no name can be seen. The tree and the names of both directories are held.
+    pub(crate) fn remove_directory(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Removal> {
+        let view = parent.view();
+        let mut parts = node.parts().to_vec();
+        let mut leftovers = Vec::new();
+        let top = parts.first().cloned().ok_or(Errno::EIO)?;
+        let target =
+            if top.branch.is_writable() { Arc::clone(&top.branch) } else { self.branch_for_copy(None, top.branch.index, usize::MAX)? };
+        let Some(home) = view.on(&target) else { return Ok(Removal::Needs(target)) };
+        // From the bottom: what has nothing below it that could come to light needs no whiteout.
+        while let [_, .., last] = parts.as_slice() {
+            // What lies elsewhere below does not have this name.
+            if node.is_redirected() {
+                break;
+            }
+            // Files that a whiteout above has hidden are not ours to destroy.
+            if !last.branch.is_writable() || self.shows_below(&view, name, last.branch.index)? || !holds_marks_only(last)? {
+                break;
+            }
+            let directory = view.on(&last.branch).ok_or(Errno::EIO)?;
+            leftovers.push(self.move_out(&last.branch, &directory.node, name)?);
+            parts.pop();
+        }
+        let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index)?;
+        if !top.branch.is_writable() {
+            self.hide((parent, home), name)?;
+        } else if shows {
+            let temporary = target.work()?.temporary();
+            if self.hide_leaving((parent, home), name, &temporary)? {
+                leftovers.push(Leftover { branch: Arc::clone(&target), temporary });
+            } else {
+                leftovers.push(self.move_out(&target, &home.node, name)?);
+            }
+        } else {
+            leftovers.push(self.move_out(&target, &home.node, name)?);
+        }
+        self.listings.forget(parent.id);
+        self.listings.forget(node.id);
+        node.leave(parent, name.bytes(), true);
+        Ok(Removal::Done(leftovers))
+    }
+
+    /// Moves a directory to the work directory.
+    pub(crate) fn move_out(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>) -> Result<Leftover> {
+        let work = branch.work()?;
+        let temporary = work.temporary();
+        branch.layer.rename(&OWN, directory, name, &work.directory, temporary.name()?, RenameFlags(0))?;
+        Ok(Leftover { branch: Arc::clone(branch), temporary })
+    }
+
+    /// Removes what has been moved out. What cannot be removed stays in the work directory, where nobody sees it, until the next start.
+    pub(crate) fn clear(&self, leftovers: &[Leftover]) {
+        for leftover in leftovers {
+            if let Err(error) = clear_one(leftover) {
+                tracing::warn!(
+                    branch = leftover.branch.index,
+                    ?error,
+                    "a removed directory stays in the work directory until the next start"
+                );
+            }
+        }
+    }
+}
+
+/// Whether a directory of a branch has nothing in it but marks.
+fn holds_marks_only(part: &Part) -> Result<bool> {
+    listing::is_empty(&part.branch.marks, &[source(part)])
+}
+
+fn clear_one(leftover: &Leftover) -> Result<()> {
+    let (layer, work) = (&leftover.branch.layer, leftover.branch.work()?);
+    let name = leftover.temporary.name()?;
+    let found = layer.lookup(&OWN, &work.directory, name)?;
+    if found.attr.kind != Kind::Directory {
+        return layer.unlink(&OWN, &work.directory, name);
+    }
+    listing::purge(&**layer, &found.node)?;
+    layer.rmdir(&OWN, &work.directory, name)
+}
+
+/// A part as listings take it.
+pub(crate) fn source(part: &Part) -> Source<'_> {
+    Source {
+        layer: &*part.branch.layer,
+        directory: &part.node,
+        slot: u8::try_from(part.branch.index).unwrap_or(u8::MAX),
+        reads_marks: part.branch.mode.reads_marks(),
+        x_directory: part.x_directory,
+    }
+}
+
+/// The union's own names do not exist for users.
+pub(crate) fn check_existing(name: Name<'_>) -> Result<()> {
+    if marks::is_reserved(name.bytes()) { Err(Errno::ENOENT) } else { Ok(()) }
+}

@@ -1,0 +1,510 @@
+//! Renaming, replacing and exchanging.
+//!
+//! A rename happens on one branch, by one rename there. Whatever has to be different before is made so first, each step leaving the visible tree
+//! as it was: files are copied up, directories become whole on the branch (`whole.rs`), parents exist, what comes to lie over hidden names
+//! is opaque, and a whiteout for the old name stands beside it. Then everything is looked at again with all locks held; what does not fit
+//! yet starts over. Marks that the kernel's overlay file system reads stand at the very name: they come with the rename itself where the
+//! storage can do that, and else take the place of the whiteout after it.
+
+use crate::{
+    branches::Branch,
+    create::{ATTEMPTS, check_name},
+    identity,
+    lookup::{Found, Sight},
+    marks::{Marks, Style},
+    node::{Part, Redirect, UnionNode, View},
+    remove::{Leftover, check_existing, lock_names},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
+use std::sync::{Arc, atomic::Ordering};
+
+/// A directory and a name in it.
+type Spot<'a> = (&'a Arc<UnionNode>, Name<'a>);
+
+/// What has to happen before a rename can be made.
+enum Step {
+    Done(Vec<Leftover>),
+    /// Something has changed meanwhile.
+    Again,
+    /// The directory has to be on the branch.
+    Grow(Arc<UnionNode>, Arc<Branch>),
+    /// The file has to be on a writable branch, not below this.
+    Raise(Arc<UnionNode>, usize),
+    /// A name below of a file that has been copied up under another needs a name of its own.
+    Name(Arc<UnionNode>, Vec<u8>, Arc<UnionNode>),
+    /// The directory has to be on this branch as a whole.
+    Whole(Arc<UnionNode>, Arc<Branch>),
+}
+
+/// One side of a rename, with all locks held.
+struct Side {
+    view: View,
+    sight: Sight,
+    node: Option<Arc<UnionNode>>,
+}
+
+impl Side {
+    fn found(&self) -> Option<&Found> {
+        self.sight.found.as_ref()
+    }
+}
+
+impl Shared {
+    pub(crate) fn rename(
+        self: &Arc<Shared>,
+        caller: &Caller,
+        from: (&Node, Name<'_>),
+        to: (&Node, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+        if flags.0 & !known != 0 || flags.0 & known == known {
+            return Err(Errno::EINVAL);
+        }
+        let (old, new) = (self.directory(from.0)?, self.directory(to.0)?);
+        check_existing(from.1)?;
+        if flags.has(RenameFlags::EXCHANGE) {
+            check_existing(to.1)?
+        } else {
+            check_name(to.1)?
+        }
+        for _ in 0..ATTEMPTS {
+            match self.try_rename(caller, (&old, from.1), (&new, to.1), flags)? {
+                Step::Done(leftovers) => {
+                    self.clear(&leftovers);
+                    return Ok(());
+                }
+                Step::Again => {}
+                Step::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
+                Step::Raise(node, most) => drop(self.copy_up(&node, most, u64::MAX)?),
+                Step::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
+                Step::Whole(directory, branch) => match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
+                    true => self.redirect_directory(&directory, &branch)?,
+                    false => self.make_whole(&directory, &branch)?,
+                },
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    fn peek(&self, caller: &Caller, spot: Spot<'_>) -> Result<Option<Arc<UnionNode>>> {
+        let _names = spot.0.names.read();
+        if spot.0.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let found = self.sight(caller, &spot.0.view(), spot.1)?.found;
+        found.map(|found| self.known(spot.0, spot.1, found)).transpose()
+    }
+
+    fn side(&self, caller: &Caller, spot: Spot<'_>) -> Result<Side> {
+        if spot.0.is_gone() {
+            return Err(Errno::ENOENT);
+        }
+        let view = spot.0.view();
+        let sight = self.sight(caller, &view, spot.1)?;
+        let node = sight.found.clone().map(|found| self.known(spot.0, spot.1, found)).transpose()?;
+        Ok(Side { view, sight, node })
+    }
+
+    fn try_rename(self: &Arc<Shared>, caller: &Caller, from: Spot<'_>, to: Spot<'_>, flags: RenameFlags) -> Result<Step> {
+        let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
+        let is_directory = |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
+        let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock());
+        let mut locked = vec![from.0, to.0];
+        let replaced = second.as_ref().filter(|node| node.kind == Kind::Directory && !flags.has(RenameFlags::EXCHANGE));
+        // A directory inside one that is being moved cannot be its parent as well: that is refused below.
+        locked.extend(replaced);
+        let _names = lock_names(&locked);
+        let target = self.side(caller, to)?;
+        let source = self.side(caller, from)?;
+        let same = |a: &Option<Arc<UnionNode>>, b: &Option<Arc<UnionNode>>| match (a, b) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        if !same(&first, &source.node) || !same(&second, &target.node) {
+            return Ok(Step::Again);
+        }
+        let node = Arc::clone(source.node.as_ref().ok_or(Errno::ENOENT)?);
+        if check(from, to, &node, target.node.as_ref(), flags)? {
+            return Ok(Step::Done(Vec::new()));
+        }
+        match (&target.node, flags.has(RenameFlags::EXCHANGE)) {
+            (Some(other), true) => self.exchange(caller, (from, &source, &node), (to, &target, other)),
+            _ if node.kind == Kind::Directory => self.move_directory(caller, (from, &source, &node), (to, &target)),
+            _ => self.move_file(caller, (from, &source, &node), (to, &target)),
+        }
+    }
+
+    /// What a file needs before it can be renamed on its branch, not below `limit`.
+    fn ready(&self, spot: Spot<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+        let seen = side.found().ok_or(Errno::ENOENT)?.top()?;
+        let top = node.top()?;
+        if !top.branch.is_writable() || top.branch.index > limit {
+            return Ok(Some(Step::Raise(Arc::clone(node), limit)));
+        }
+        if seen.branch.index != top.branch.index {
+            if side.view.on(&top.branch).is_none() {
+                return Ok(Some(Step::Grow(Arc::clone(spot.0), Arc::clone(&top.branch))));
+            }
+            return Ok(Some(Step::Name(Arc::clone(spot.0), spot.1.bytes().to_vec(), Arc::clone(node))));
+        }
+        Ok(None)
+    }
+
+    fn move_file(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Step> {
+        let (old, source, node) = from;
+        let (new, target) = to;
+        if let Some(step) = self.ready(old, source, node, target.sight.limit)? {
+            return Ok(step);
+        }
+        let top = node.top()?;
+        let branch = &top.branch;
+        let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
+        let home = source.view.on(branch).ok_or(Errno::EIO)?;
+        let shows = self.shows_below(&source.view, old.1, branch.index)?;
+        if self.is_copy(node, &top) {
+            self.mark_home(new.0, new_home)?;
+        }
+        self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?;
+        if target.sight.whiteout == Some(branch.index) {
+            uncover(new_home, new.1);
+        }
+        if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
+            let below = found.top()?;
+            if below.branch.index != branch.index {
+                self.remove_hidden(&target.view, &below.branch, new.1);
+            }
+            self.name_is_gone(new, replaced, found.top()?, found.attr.nlink, branch)?;
+        }
+        self.moved(node, &top, old, new, (home, new_home))?;
+        Ok(Step::Done(Vec::new()))
+    }
+
+    /// The rename of a file or directory on its branch; with `shows`, something below would take the old name.
+    fn move_and_hide(&self, caller: &Caller, from: (Spot<'_>, &Part), to: (&Part, Name<'_>), shows: bool) -> Result<()> {
+        let ((directory, name), home) = from;
+        let branch = &home.branch;
+        let rename = |flags: u32| branch.layer.rename(caller, &home.node, name, &to.0.node, to.1, RenameFlags(flags));
+        if !shows {
+            return rename(0);
+        }
+        if branch.marks.style == Style::Chardev && home.is_plain() {
+            match rename(RenameFlags::WHITEOUT) {
+                Err(Errno::EINVAL | Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+                other => return other,
+            }
+        }
+        self.hide_then(from, || rename(0))?;
+        if branch.marks.style == Style::Wh {
+            return Ok(());
+        }
+        // What hides it already is not what others read: the mark that they know takes the very name.
+        match self.hide((directory, home), name) {
+            Ok(true) => uncover(home, name),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(branch = branch.index, ?error, "a whiteout keeps a form that only unions read"),
+        }
+        Ok(())
+    }
+
+    /// Puts the whiteout beside a name, and takes it away again where what follows fails.
+    fn hide_then(&self, at: (Spot<'_>, &Part), act: impl FnOnce() -> Result<()>) -> Result<()> {
+        let ((_, name), home) = at;
+        let (branch, work) = (&home.branch, home.branch.work()?);
+        let beside = Marks { style: Style::Wh, ..branch.marks };
+        beside.hide(&*branch.layer, &work.directory, work.temporary().name()?, &home.node, name)?;
+        let done = act();
+        if done.is_err() {
+            home.branch.marks.unhide(&*home.branch.layer, &home.node, name)?;
+        }
+        done
+    }
+
+    /// Enters a rename into the nodes.
+    fn moved(&self, node: &Arc<UnionNode>, top: &Part, old: Spot<'_>, new: Spot<'_>, homes: (&Part, &Part)) -> Result<()> {
+        let layer = &top.branch.layer;
+        let fresh = layer.lookup(&OWN, &homes.1.node, new.1)?;
+        layer.adopt(&top.node, &fresh.node);
+        if node.kind == Kind::Directory {
+            self.moves.fetch_add(1, Ordering::Relaxed);
+        }
+        node.leave(old.0, old.1.bytes(), false);
+        node.arrive(new.0, new.1.bytes());
+        self.listings.forget(old.0.id);
+        self.listings.forget(new.0.id);
+        Ok(())
+    }
+
+    /// What a directory needs before it can be renamed on one branch.
+    fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
+        let parts = node.parts();
+        let top = node.top()?;
+        if top.branch.is_writable() && top.branch.index <= limit {
+            let is_ready = match top.redirect {
+                Redirect::None => parts.len() == 1,
+                Redirect::Sibling => false,
+                Redirect::Path => true,
+            };
+            return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
+        }
+        match self.branch_for_copy(node.place().as_ref(), top.branch.index, limit) {
+            // It can be changed, only not moved there.
+            Err(Errno::EROFS) if top.branch.is_writable() => Err(Errno::EXDEV),
+            other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
+        }
+    }
+
+    fn move_directory(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Step> {
+        let (old, source, node) = from;
+        let (new, target) = to;
+        if let Some(replaced) = &target.node {
+            self.check_empty(replaced)?;
+        }
+        if let Some(step) = self.move_everywhere(caller, from, to)? {
+            return Ok(step);
+        }
+        if let Some(step) = self.whole(node, target.sight.limit)? {
+            return Ok(step);
+        }
+        let top = node.top()?;
+        let (branch, layer) = (&top.branch, &top.branch.layer);
+        let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
+        let home = source.view.on(branch).ok_or(Errno::EIO)?;
+        let shows = self.shows_below(&source.view, old.1, branch.index)?;
+        let covers =
+            target.node.is_some() || target.sight.whiteout == Some(branch.index) || self.shows_below(&target.view, new.1, branch.index)?;
+        if covers && top.redirect == Redirect::None {
+            branch.marks.make_opaque(&**layer, &top.node)?;
+        }
+        if self.is_copy(node, &top) {
+            self.mark_home(new.0, new_home)?;
+        }
+        let mut leftovers = Vec::new();
+        let in_the_way = match layer.lookup(&OWN, &new_home.node, new.1) {
+            Ok(entry) => Some(entry),
+            Err(Errno::ENOENT) => None,
+            Err(error) => return Err(error),
+        };
+        let mut in_the_way = in_the_way;
+        if let Some(replaced) = &target.node
+            && in_the_way.is_some()
+            && let Some(leftover) = self.empty_for_good(new, new_home, replaced)?
+        {
+            // What is physically empty is replaced by the rename itself.
+            leftovers.push(leftover);
+            in_the_way = None;
+        }
+        match in_the_way {
+            Some(entry) => {
+                // A whiteout at the very name, or an empty directory that could not be made ready: it takes the old name, and goes there.
+                if entry.attr.kind == Kind::Directory && shows {
+                    branch.marks.make_opaque(&**layer, &entry.node)?;
+                }
+                layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
+                self.clear_old_name(old, home, entry.attr.kind, shows, &mut leftovers)?;
+            }
+            None => self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?,
+        }
+        if target.sight.whiteout == Some(branch.index) {
+            uncover(new_home, new.1);
+        }
+        if let Some(replaced) = &target.node {
+            replaced.leave(new.0, new.1.bytes(), true);
+            self.listings.forget(replaced.id);
+        }
+        let floor = match target.sight.whiteout {
+            _ if covers || top.redirect != Redirect::None => branch.index,
+            Some(index) if index > branch.index => index - 1,
+            _ => target.sight.limit,
+        };
+        node.settle(node.parts().to_vec(), floor);
+        self.moved(node, &top, old, new, (home, new_home))?;
+        Ok(Step::Done(leftovers))
+    }
+
+    /// Renames a directory on all of its branches, where all of them are writable and nothing is hidden by it or has to be: a pool's
+    /// directories move without copying a byte. `None` where that is not so. A crash in between leaves part of the files under the old
+    /// name and part under the new.
+    fn move_everywhere(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Option<Step>> {
+        let ((old, source, node), (new, target)) = (from, to);
+        let parts = node.parts();
+        let [_, .., last] = &*parts else { return Ok(None) };
+        let is_free = target.sight.found.is_none() && target.sight.whiteout.is_none() && target.sight.limit >= last.branch.index;
+        let all_writable = parts.iter().all(|part| part.branch.is_writable());
+        if !is_free || !all_writable || node.is_redirected() || self.shows_below(&source.view, old.1, last.branch.index)? {
+            return Ok(None);
+        }
+        if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
+            return Ok(Some(Step::Grow(Arc::clone(new.0), Arc::clone(&missing.branch))));
+        }
+        let mut moved: Vec<(&Part, &Part, &Part)> = Vec::new();
+        for part in parts.iter().rev() {
+            let (home, new_home) = (source.view.on(&part.branch).ok_or(Errno::EIO)?, target.view.on(&part.branch).ok_or(Errno::EIO)?);
+            if self.is_copy(node, part) {
+                self.mark_home(new.0, new_home)?;
+            }
+            let renamed = part.branch.layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(0));
+            if let Err(error) = renamed {
+                for (part, home, new_home) in moved {
+                    part.branch.layer.rename(caller, &new_home.node, new.1, &home.node, old.1, RenameFlags(0))?;
+                }
+                return Err(error);
+            }
+            moved.push((part, home, new_home));
+        }
+        for (part, home, new_home) in moved {
+            self.moved(node, part, old, new, (home, new_home))?;
+        }
+        // An opaque part ends it where it did before.
+        let floor = if node.view().floor == last.branch.index { last.branch.index } else { target.sight.limit };
+        node.settle(parts.to_vec(), floor);
+        Ok(Some(Step::Done(Vec::new())))
+    }
+
+    /// Puts a directory without anything in it, whiteouts included, in the place of one in which nothing can be seen. `None` where the branch
+    /// cannot say by an attribute that it is opaque.
+    fn empty_for_good(&self, at: Spot<'_>, home: &Part, node: &Arc<UnionNode>) -> Result<Option<Leftover>> {
+        let (branch, layer) = (&home.branch, &home.branch.layer);
+        let work = branch.work()?;
+        let temporary = work.temporary();
+        self.mark_home(at.0, home)?;
+        let made = layer.mkdir(&OWN, &work.directory, temporary.name()?, 0o700)?;
+        let part = Part::new(branch, made.node, made.attr.id);
+        let leftover = Leftover::new(branch, temporary);
+        let top = node.top()?;
+        let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
+        let ready = branch
+            .marks
+            .make_opaque_by_attribute(&**layer, &part.node)
+            .and_then(|is_opaque| if is_opaque { self.dress(&top, &attr, &part).map(|()| true) } else { Ok(false) })
+            .and_then(|ready| identity::set_origin(branch, &part.node, part.id, node.id).map(|()| ready))
+            .and_then(|ready| {
+                let swap = RenameFlags(RenameFlags::EXCHANGE);
+                if ready {
+                    layer.rename(&OWN, &work.directory, leftover.name()?, &home.node, at.1, swap)?;
+                }
+                Ok(ready)
+            });
+        if !matches!(ready, Ok(true)) {
+            self.clear(&[leftover]);
+            return ready.map(|_| None);
+        }
+        let fresh = layer.lookup(&OWN, &home.node, at.1)?;
+        layer.adopt(&part.node, &fresh.node);
+        node.settle(vec![part], branch.index);
+        Ok(Some(leftover))
+    }
+
+    /// Removes from the old name what an exchange has brought there.
+    fn clear_old_name(&self, old: Spot<'_>, home: &Part, kind: Kind, shows: bool, leftovers: &mut Vec<Leftover>) -> Result<()> {
+        let (branch, name) = (&home.branch, old.1);
+        if kind != Kind::Directory {
+            return match shows {
+                false => branch.layer.unlink(&OWN, &home.node, name),
+                // A whiteout, which may as well stay where one is needed; one that an attribute tells takes a mark on the directory.
+                true if branch.marks.style == Style::Xattr => self.hide((old.0, home), name).map(drop),
+                true => Ok(()),
+            };
+        }
+        if shows {
+            let temporary = branch.work()?.temporary();
+            if self.hide_leaving((old.0, home), name, &temporary)? {
+                leftovers.push(Leftover::new(branch, temporary));
+                return Ok(());
+            }
+        }
+        leftovers.push(self.move_out(branch, &home.node, name)?);
+        Ok(())
+    }
+
+    fn exchange(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side, &Arc<UnionNode>)) -> Result<Step> {
+        let (one, other) = (from.2.top()?, to.2.top()?);
+        // Both have to be on the higher of the two branches.
+        let most = one.branch.index.min(other.branch.index);
+        for (spot, side, node) in [from, to] {
+            let step = if node.kind == Kind::Directory { self.whole(node, most)? } else { self.ready(spot, side, node, most)? };
+            if let Some(step) = step {
+                return Ok(step);
+            }
+        }
+        let branch = &one.branch;
+        if branch.index != other.branch.index {
+            return Ok(Step::Again);
+        }
+        let layer = &branch.layer;
+        let home = from.1.view.on(branch).ok_or(Errno::EIO)?;
+        let new_home = to.1.view.on(branch).ok_or(Errno::EIO)?;
+        let ((old, source, node), (new, target, swapped)) = (from, to);
+        for (moving, part, directory, home) in [(node, &one, new.0, new_home), (swapped, &other, old.0, home)] {
+            if self.is_copy(moving, part) {
+                self.mark_home(directory, home)?;
+            }
+        }
+        for (moving, side, name) in [(node, target, new.1), (swapped, source, old.1)] {
+            let merges = moving.kind == Kind::Directory && moving.top()?.redirect == Redirect::None;
+            if merges && self.shows_below(&side.view, name, branch.index)? {
+                branch.marks.make_opaque(&**layer, &moving.top()?.node)?;
+                moving.settle(moving.parts().to_vec(), branch.index);
+            }
+        }
+        layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
+        node.leave(old.0, old.1.bytes(), false);
+        swapped.leave(new.0, new.1.bytes(), false);
+        self.moved(node, &one, old, new, (home, new_home))?;
+        self.moved(swapped, &other, new, old, (new_home, home))?;
+        Ok(Step::Done(Vec::new()))
+    }
+
+    /// Gives a copy in the hard-link index a name above that it has only below.
+    pub(crate) fn name_copy(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<()> {
+        let _names = parent.names.write();
+        let view = parent.view();
+        let found = self.sight(&OWN, &view, name)?.found.ok_or(Errno::ESTALE)?;
+        let (seen, count) = (found.top()?.branch.index, found.attr.nlink);
+        let copy = node.top()?;
+        if !Arc::ptr_eq(&self.node_of(found)?, node) || seen == copy.branch.index {
+            return Ok(());
+        }
+        let home = view.on(&copy.branch).ok_or(Errno::ESTALE)?;
+        self.mark_home(parent, home)?;
+        let linked = copy.branch.layer.link(&OWN, &copy.node, None, &home.node, name)?;
+        copy.branch.layer.adopt(&copy.node, &linked.node);
+        self.links.one_less(node.id, count, &copy.branch).map(drop)
+    }
+}
+
+/// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that could be seen.
+pub(crate) fn uncover(home: &Part, name: Name<'_>) {
+    if let Err(error) = home.branch.marks.unhide(&*home.branch.layer, &home.node, name) {
+        tracing::warn!(branch = home.branch.index, ?error, "a whiteout stays beside its name");
+    }
+}
+
+/// Checks in the order of the kernel; true where there is nothing to do.
+fn check(from: Spot<'_>, to: Spot<'_>, node: &Arc<UnionNode>, target: Option<&Arc<UnionNode>>, flags: RenameFlags) -> Result<bool> {
+    let exchange = flags.has(RenameFlags::EXCHANGE);
+    if target.is_some() && flags.has(RenameFlags::NOREPLACE) {
+        return Err(Errno::EEXIST);
+    }
+    if target.is_none() && exchange {
+        return Err(Errno::ENOENT);
+    }
+    if node.kind == Kind::Directory && to.0.is_within(node) {
+        return Err(Errno::EINVAL);
+    }
+    let Some(target) = target else { return Ok(false) };
+    if target.kind == Kind::Directory && from.0.is_within(target) {
+        return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+    }
+    if Arc::ptr_eq(node, target) {
+        return Ok(true);
+    }
+    match (node.kind == Kind::Directory, target.kind == Kind::Directory) {
+        _ if exchange => Ok(false),
+        (true, false) => Err(Errno::ENOTDIR),
+        (false, true) => Err(Errno::EISDIR),
+        _ => Ok(false),
+    }
+}

@@ -1,0 +1,142 @@
+//! Making a directory whole on one branch: everything that can be seen in it is copied there, and the directory is opaque.
+//!
+//! Called before a directory that is merged, or on a read-only branch, is renamed. Every step leaves the visible tree as it was, so a crash in
+//! between costs nothing but space. Bounded by [`crate::UnionOptions::directory_copy_limit`]: beyond it the answer is EXDEV, upon which
+//! programs copy by themselves.
+
+use crate::{
+    branches::Branch,
+    listing::{Present, Request},
+    lookup::Found,
+    node::{Part, Redirect, UnionNode, View},
+    remove::{lock_names, source},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Entry, Errno, Kind, Name, Result};
+use std::sync::Arc;
+
+/// How deep a directory may be that is brought together: each level takes some of the thread's stack.
+const LEVELS: usize = 200;
+
+/// What may still be copied.
+struct Budget {
+    entries: usize,
+    levels: usize,
+}
+
+/// Collects the names that may not be on one branch alone.
+struct Names {
+    /// Which of the sources is that branch.
+    home: Option<usize>,
+    names: Vec<Vec<u8>>,
+}
+
+impl Present for Names {
+    fn present(&mut self, source: usize, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        if self.home != Some(source) || kind.is_none_or(|kind| kind == Kind::Directory) {
+            self.names.push(name.bytes().to_vec());
+        }
+        Ok(true)
+    }
+}
+
+impl Shared {
+    /// What can be seen in a directory and may be, all or in part, on other branches than this one.
+    fn names_elsewhere(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
+        let parts = directory.parts();
+        let sources: Vec<_> = parts.iter().map(source).collect();
+        let marks = parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+        let home = parts.iter().position(|part| part.branch.index == branch.index);
+        let mut names = Names { home, names: Vec::new() };
+        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        self.listings.list(&marks, &request, &sources, &mut names)?;
+        Ok(names.names)
+    }
+
+    /// Makes a directory whole on a branch.
+    ///
+    /// # Errors
+    /// EXDEV where too much would have to be copied, and what copying may answer.
+    pub(crate) fn make_whole(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        let mut budget = Budget { entries: self.options.directory_copy_limit, levels: LEVELS };
+        self.make_whole_within(directory, branch, &mut budget)
+    }
+
+    /// Whether bringing a directory together on a branch would copy no more than is allowed.
+    pub(crate) fn is_small(&self, directory: &Arc<UnionNode>, branch: &Branch) -> Result<bool> {
+        let mut left = self.options.directory_copy_limit;
+        let mut waiting = vec![Arc::clone(directory)];
+        while let Some(directory) = waiting.pop() {
+            let _names = directory.names.read();
+            let view = directory.view();
+            for name in self.names_elsewhere(&directory, branch)? {
+                let name = Name::new(&name)?;
+                let Some(found) = self.sight(&OWN, &view, name)?.found.filter(|found| !is_whole(found, branch)) else { continue };
+                if left == 0 {
+                    return Ok(false);
+                }
+                left -= 1;
+                if found.is_directory() {
+                    waiting.push(self.known(&directory, name, found)?);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn make_whole_within(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>, budget: &mut Budget) -> Result<()> {
+        loop {
+            self.grow(directory, branch)?;
+            for name in self.names_elsewhere(directory, branch)? {
+                self.bring(directory, Name::new(&name)?, branch, budget)?;
+            }
+            let _tree = self.tree.lock();
+            let _names = lock_names(&[directory]);
+            if directory.is_gone() {
+                return Err(Errno::ENOENT);
+            }
+            let view = directory.view();
+            let mut complete = true;
+            for name in self.names_elsewhere(directory, branch)? {
+                let found = self.sight(&OWN, &view, Name::new(&name)?)?.found;
+                complete &= found.is_none_or(|found| is_whole(&found, branch));
+            }
+            if complete {
+                let part = Part { redirect: Redirect::None, ..view.on(branch).cloned().ok_or(Errno::ESTALE)? };
+                branch.marks.make_opaque(&*branch.layer, &part.node)?;
+                directory.settle(vec![part], branch.index);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Brings one name to the branch.
+    fn bring(self: &Arc<Shared>, directory: &Arc<UnionNode>, name: Name<'_>, branch: &Arc<Branch>, budget: &mut Budget) -> Result<()> {
+        let node = {
+            let _names = directory.names.read();
+            let view: View = directory.view();
+            let Some(found) = self.sight(&OWN, &view, name)?.found else { return Ok(()) };
+            if is_whole(&found, branch) {
+                return Ok(());
+            }
+            self.known(directory, name, found)?
+        };
+        budget.entries = budget.entries.checked_sub(1).ok_or(Errno::EXDEV)?;
+        if node.kind == Kind::Directory {
+            budget.levels = budget.levels.checked_sub(1).ok_or(Errno::EXDEV)?;
+            self.make_whole_within(&node, branch, budget)?;
+            budget.levels += 1;
+            return Ok(());
+        }
+        let copy = self.copy_up(&node, branch.index, u64::MAX)?;
+        if copy.branch.index != branch.index {
+            return Err(Errno::EXDEV);
+        }
+        self.name_copy(directory, name, &node)
+    }
+}
+
+/// Whether nothing of it is on another branch.
+fn is_whole(found: &Found, branch: &Branch) -> bool {
+    matches!(found.parts.as_slice(), [part] if part.branch.index == branch.index)
+}

@@ -1,0 +1,96 @@
+//! The directories of a branch that belong to the union itself: where things are built before they get their names, and the hard-link index.
+//!
+//! Both lie at the top of each writable branch under reserved names, mode 0700. What a crash leaves in the work directory is of no use to
+//! anybody: it is emptied when the branch is opened.
+
+use crate::{listing, union::OWN};
+use nacre_vfs::{Errno, Layer, Name, Node, Result};
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+const WORK: &[u8] = b".wh..wh.work";
+pub(crate) const LINKS: &[u8] = b".wh..wh.links";
+/// What begins temporary names outside the work directory.
+const HIDDEN: &str = ".wh..wh.tmp.";
+const MODE: u32 = 0o700;
+
+/// A name that nobody else uses.
+pub(crate) struct Temporary(Vec<u8>);
+
+impl Temporary {
+    /// As a name.
+    ///
+    /// # Errors
+    /// Never: it is made of letters.
+    pub(crate) fn name(&self) -> Result<Name<'_>> {
+        Name::new(&self.0)
+    }
+}
+
+/// The directories of one branch.
+pub(crate) struct Work {
+    pub(crate) directory: Node,
+    /// Numbers below this were given by earlier runs.
+    start: u64,
+    next: AtomicU64,
+}
+
+impl Work {
+    /// Finds or makes the directories and empties the first.
+    ///
+    /// # Errors
+    /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what the storage says.
+    pub(crate) fn open(layer: &dyn Layer, root: &Node) -> Result<Work> {
+        let directory = make(layer, root, WORK)?;
+        listing::purge(layer, &directory)?;
+        // Temporary names are also given outside the work directory, where those of an earlier run may still be.
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let start = u64::try_from(start).unwrap_or_default();
+        Ok(Work { directory, start, next: AtomicU64::new(start) })
+    }
+
+    /// The hard-link index of a branch, made where it is missing and `writable`.
+    ///
+    /// # Errors
+    /// As [`Work::open`].
+    pub(crate) fn links(layer: &dyn Layer, root: &Node, writable: bool) -> Result<Option<Node>> {
+        if writable {
+            return make(layer, root, LINKS).map(Some);
+        }
+        match layer.lookup(&OWN, root, Name::new(LINKS)?) {
+            Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A free name in the work directory.
+    pub(crate) fn temporary(&self) -> Temporary {
+        Temporary(format!("{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
+    }
+
+    /// Whether a name is a temporary one of an earlier run.
+    pub(crate) fn is_left_over(&self, name: &[u8]) -> bool {
+        let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
+        number.and_then(|digits| u64::from_str_radix(digits, 16).ok()).is_some_and(|number| number < self.start)
+    }
+
+    /// A name in any directory of the branch that is not shown to users.
+    pub(crate) fn hidden_temporary(&self) -> Temporary {
+        Temporary(format!("{HIDDEN}{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
+    }
+}
+
+fn make(layer: &dyn Layer, root: &Node, name: &[u8]) -> Result<Node> {
+    let name = Name::new(name)?;
+    let found = match layer.lookup(&OWN, root, name) {
+        Err(Errno::ENOENT) => match layer.mkdir(&OWN, root, name, MODE) {
+            Err(Errno::EEXIST) => layer.lookup(&OWN, root, name)?,
+            other => other?,
+        },
+        other => other?,
+    };
+    if found.attr.kind == nacre_vfs::Kind::Directory { Ok(found.node) } else { Err(Errno::EEXIST) }
+}

@@ -1,0 +1,47 @@
+//! Unions pass the conformance suite of the contract, in memory and over real directories, with every form of whiteout.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod unions;
+
+use nacre_testkit::conformance;
+use nacre_union::{Style, UnionOptions};
+use unions::{Directories, host, mem, union};
+
+fn with(whiteout: Style) -> UnionOptions {
+    UnionOptions { whiteout, sync: false, ..UnionOptions::default() }
+}
+
+#[test]
+fn memory_over_memory() {
+    for style in [Style::Wh, Style::Chardev, Style::Xattr] {
+        println!("whiteouts {style}");
+        conformance::run(|| union(vec![(mem(), "rw"), (mem(), "ro")], with(style)));
+    }
+}
+
+#[test]
+fn one_branch_and_many() {
+    conformance::run(|| union(vec![(mem(), "rw")], with(Style::Wh)));
+    conformance::run(|| union(vec![(mem(), "rw"), (mem(), "ro"), (mem(), "rw"), (mem(), "ro")], with(Style::Wh)));
+    conformance::run(|| union(vec![(mem(), "ro"), (mem(), "rw"), (mem(), "ro")], with(Style::Wh)));
+}
+
+#[test]
+fn directory_over_directory() {
+    nacre_layers::host::prepare_worker().unwrap();
+    let directories = Directories::new();
+    for style in [Style::Wh, Style::Chardev, Style::Xattr] {
+        println!("whiteouts {style}");
+        conformance::run(|| union(vec![(host(&directories.fresh()), "rw"), (host(&directories.fresh()), "ro")], with(style)));
+    }
+}
+
+#[test]
+fn unions_of_unions() {
+    conformance::run(|| {
+        let below = union(vec![(mem(), "rw"), (mem(), "ro")], with(Style::Wh));
+        union(vec![(mem(), "rw"), (below, "ro")], with(Style::Wh))
+    });
+}

@@ -1,0 +1,253 @@
+//! A branch that fails: the call that is next in turn, or that and all later ones, as after a power cut. Only calls that change something
+//! count; those that fail change nothing.
+
+use nacre_vfs::{
+    AllocateMode, Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, FileLock, Invalidation, Ioctl, Kind,
+    Layer, LockKind, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
+};
+use std::{
+    any::Any,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+        mpsc::Sender,
+    },
+};
+
+/// When calls fail, and how.
+pub struct Fault {
+    left: AtomicI64,
+    /// What failing calls answer.
+    errno: Errno,
+    /// All calls after the first failing one fail as well.
+    lasting: bool,
+}
+
+impl Fault {
+    pub fn new(errno: Errno, lasting: bool) -> Arc<Fault> {
+        Arc::new(Fault { left: AtomicI64::new(i64::MAX), errno, lasting })
+    }
+
+    /// Lets so many more calls succeed.
+    pub fn after(&self, calls: i64) {
+        self.left.store(calls, Ordering::SeqCst);
+    }
+
+    /// Whether a call has failed since.
+    pub fn has_struck(&self) -> bool {
+        self.left.load(Ordering::SeqCst) < 0
+    }
+
+    /// No call fails any more.
+    pub fn end(&self) {
+        self.left.store(i64::MAX, Ordering::SeqCst);
+    }
+
+    fn change(&self) -> Result<()> {
+        let before = self.left.fetch_sub(1, Ordering::SeqCst);
+        if before > 0 || before < 0 && !self.lasting { Ok(()) } else { Err(self.errno) }
+    }
+}
+
+/// The branch.
+pub struct Faulty {
+    pub below: Arc<dyn Layer>,
+    pub fault: Arc<Fault>,
+}
+
+impl Faulty {
+    fn wrap(&self, file: Opened) -> Opened {
+        Arc::new(FaultyFile { below: file, fault: Arc::clone(&self.fault) })
+    }
+}
+
+impl Layer for Faulty {
+    fn root(&self) -> Result<Entry> {
+        self.below.root()
+    }
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.below.lookup(caller, parent, name)
+    }
+    fn id(&self, node: &Node) -> Result<FileId> {
+        self.below.id(node)
+    }
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        self.below.path(node)
+    }
+    fn adopt(&self, known: &Node, fresh: &Node) {
+        self.below.adopt(known, fresh);
+    }
+    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        self.below.getattr(caller, node, file)
+    }
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.below.access(caller, node, mask)
+    }
+    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        self.fault.change()?;
+        self.below.setattr(caller, node, file, change)
+    }
+    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        self.below.readlink(caller, node)
+    }
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.fault.change()?;
+        let (entry, file) = self.below.create(caller, parent, name, mode, flags)?;
+        Ok((entry, self.wrap(file)))
+    }
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.fault.change()?;
+        let (entry, file) = self.below.tmpfile(caller, parent, mode, flags)?;
+        Ok((entry, self.wrap(file)))
+    }
+    fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        self.fault.change()?;
+        self.below.mkdir(caller, parent, name, mode)
+    }
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        self.fault.change()?;
+        self.below.mknod(caller, parent, name, kind, mode, device)
+    }
+    fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.fault.change()?;
+        self.below.symlink(caller, parent, name, target)
+    }
+    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.fault.change()?;
+        self.below.link(caller, node, file, parent, name)
+    }
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.fault.change()?;
+        self.below.unlink(caller, parent, name)
+    }
+    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.fault.change()?;
+        self.below.rmdir(caller, parent, name)
+    }
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.fault.change()?;
+        self.below.rename(caller, parent, name, new_parent, new_name, flags)
+    }
+    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        Ok(self.wrap(self.below.open(caller, node, flags)?))
+    }
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        self.below.readdir(caller, node, from, attributes, sink)
+    }
+    fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        self.fault.change()?;
+        self.below.fsyncdir(caller, node, data_only)
+    }
+    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.below.statfs(caller, node)
+    }
+    fn syncfs(&self) -> Result<()> {
+        self.below.syncfs()
+    }
+    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        self.below.getxattr(caller, node, name, buffer)
+    }
+    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        self.below.listxattr(caller, node, buffer)
+    }
+    fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.fault.change()?;
+        self.below.setxattr(caller, node, name, value, flags)
+    }
+    fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        self.fault.change()?;
+        self.below.removexattr(caller, node, name)
+    }
+    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        self.below.ioctl(caller, node, request, output)
+    }
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        self.below.coherence(scope)
+    }
+    fn watch(&self, channel: Sender<Invalidation>) {
+        self.below.watch(channel);
+    }
+    fn has_acls(&self) -> bool {
+        self.below.has_acls()
+    }
+    fn judges_callers(&self) -> bool {
+        self.below.judges_callers()
+    }
+    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
+        false
+    }
+    fn describe(&self) -> Description {
+        self.below.describe()
+    }
+}
+
+/// A file on the branch.
+struct FaultyFile {
+    below: Opened,
+    fault: Arc<Fault>,
+}
+
+impl OpenFile for FaultyFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn inner(&self) -> &dyn OpenFile {
+        self.below.inner()
+    }
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        self.below.read(buffer, offset)
+    }
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.fault.change()?;
+        self.below.write(data, offset)
+    }
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.fault.change()?;
+        self.below.append(data)
+    }
+    fn flush(&self, owner: LockOwner) -> Result<()> {
+        self.below.flush(owner)
+    }
+    fn fsync(&self, data_only: bool) -> Result<()> {
+        self.fault.change()?;
+        self.below.fsync(data_only)
+    }
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.fault.change()?;
+        self.below.allocate(mode, offset, length)
+    }
+    fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        self.below.seek(offset, whence)
+    }
+    fn copy_to(&self, _: u64, _: &dyn OpenFile, _: u64, _: u64, _: u32) -> Result<u64> {
+        // Copies go through `write`, which counts.
+        Err(Errno::EXDEV)
+    }
+    fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock> {
+        self.below.test_lock(owner, lock)
+    }
+    fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
+        self.below.set_lock(owner, lock, wait)
+    }
+    fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
+        self.below.flock(owner, kind, wait)
+    }
+    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        self.below.ioctl(request, output)
+    }
+    fn backing(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
+}
