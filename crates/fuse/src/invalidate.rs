@@ -215,7 +215,14 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
         control.release_all_kept();
     }
     let changed = batch.files.iter().filter(|(id, _)| !batch.names.contains_key(id));
-    let files: Vec<(u64, bool)> = changed.filter_map(|(id, &content)| Some((shared.inodes.find(id)?, content))).collect();
+    let mut files = Vec::new();
+    for (id, &content) in changed {
+        let Some(nodeid) = shared.inodes.find(id) else { continue };
+        files.push((nodeid, content));
+        if content && batch.attributes.contains(id) {
+            files.push((nodeid, false));
+        }
+    }
     if !control.tell(&files, &names) {
         names.iter().for_each(|(parent, name)| control.entry(*parent, name));
     }

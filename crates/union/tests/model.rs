@@ -12,7 +12,7 @@ use nacre_testkit::{
 };
 use nacre_union::{Style, UnionOptions};
 use nacre_vfs::{Kind, Layer};
-use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use proptest::test_runner::{Config, FileFailurePersistence};
 use std::{collections::BTreeMap, sync::Arc};
 use unions::{Directories, host, mem, union};
 
@@ -25,12 +25,9 @@ type History = (Vec<Operation>, Vec<Operation>, Vec<Operation>);
 
 fn check(everyday: u32, run: impl Fn(&History)) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
-    let mut runner = TestRunner::new(Config {
-        cases,
-        max_shrink_iters: 3_000,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
-        ..Config::default()
-    });
+    let config =
+        Config { cases, max_shrink_iters: 3_000, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
+    let mut runner = unions::runner(config);
     let histories = (operations(30), operations(40), operations(30));
     let outcome = runner.run(&histories, |history| {
         run(&history);

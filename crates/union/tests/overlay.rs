@@ -13,7 +13,7 @@ use nacre_testkit::{
     model::{Operation, Tree, apply, operations, tree},
 };
 use nacre_union::{Style, UnionOptions};
-use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use proptest::test_runner::{Config, FileFailurePersistence};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::{
     ffi::CString,
@@ -62,12 +62,9 @@ fn check(everyday: u32, run: impl Fn(&History)) {
     nacre_layers::host::prepare_worker().unwrap();
     rustix::process::umask(rustix::fs::Mode::empty());
     let cases = std::env::var("NACRE_OVERLAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
-    let mut runner = TestRunner::new(Config {
-        cases,
-        max_shrink_iters: 400,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
-        ..Config::default()
-    });
+    let config =
+        Config { cases, max_shrink_iters: 400, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
+    let mut runner = unions::runner(config);
     let outcome = runner.run(&(operations(40), operations(40)), |history| {
         run(&history);
         Ok(())

@@ -13,7 +13,7 @@ use nacre_union::{UnionOptions, Words};
 use nacre_vfs::Layer;
 use proptest::{
     prelude::*,
-    test_runner::{Config, FileFailurePersistence, TestRunner},
+    test_runner::{Config, FileFailurePersistence},
 };
 use std::{ffi::OsStr, sync::Arc};
 use unions::{mem, union};
@@ -22,7 +22,8 @@ use unions::{mem, union};
 type Case = ([&'static str; 4], Vec<Operation>, Vec<Operation>);
 
 fn cases() -> impl Strategy<Value = Case> {
-    let mode = prop_oneof![3 => Just("rw"), 1 => Just("nc"), 1 => Just("ro+wh")];
+    // Not `nc`: directories that lie there cannot always be renamed (EXDEV), which the reference tree does not know.
+    let mode = prop_oneof![3 => Just("rw"), 1 => Just("ro+wh")];
     // Something can be put on the topmost, or there would be nothing to test.
     let modes = [mode.clone(), mode.clone(), mode].prop_map(|[a, b, c]| ["rw", a, b, c]);
     (modes, operations(40), operations(40))
@@ -35,12 +36,13 @@ fn options(words: &str) -> UnionOptions {
 
 fn check(words: &str, everyday: u32) {
     let count = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
-    let mut runner = TestRunner::new(Config {
+    let config = Config {
         cases: count,
         max_shrink_iters: 3_000,
         failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
         ..Config::default()
-    });
+    };
+    let mut runner = unions::runner(config);
     let outcome = runner.run(&cases(), |(modes, first, then)| {
         let layers: Vec<Arc<dyn Layer>> = (0..4).map(|_| mem()).collect();
         let make = |modes: [&'static str; 4]| union(layers.iter().cloned().zip(modes).collect(), options(words));

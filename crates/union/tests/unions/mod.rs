@@ -11,12 +11,22 @@ use nacre_layers::{
 };
 use nacre_union::{BranchMode, Union, UnionOptions};
 use nacre_vfs::Layer;
+use proptest::test_runner::{Config, TestRng, TestRunner};
 use std::{
     cell::Cell,
     path::{Path, PathBuf},
     sync::Arc,
 };
 use tempfile::TempDir;
+
+/// Runs random cases: the same ones each time, others with `NACRE_MODEL_SEEDS=random`.
+pub fn runner(config: Config) -> TestRunner {
+    if std::env::var_os("NACRE_MODEL_SEEDS").is_some() {
+        return TestRunner::new(config);
+    }
+    let algorithm = config.rng_algorithm;
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(algorithm))
+}
 
 /// Branches by their modes: `rw` or `ro`.
 pub fn union(branches: Vec<(Arc<dyn Layer>, &str)>, options: UnionOptions) -> Arc<dyn Layer> {

@@ -224,9 +224,12 @@ fn marked_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMa
     for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
         if event.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
             batch.push(Invalidation::Content { id });
-        } else {
-            batch.push(Invalidation::Attributes { id });
+            if event.mask & fanotify::ATTRIB == 0 {
+                continue;
+            }
         }
+        // Alone, or merged with the end of a write.
+        batch.push(Invalidation::Attributes { id });
     }
 }
 
