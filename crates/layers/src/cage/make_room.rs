@@ -29,6 +29,10 @@ const CUT: &str = "cut off";
 /// A search that takes so long is not repeated at once where it finds nothing.
 const LONG: Duration = Duration::from_millis(100);
 
+/// How often it is looked again whether a rotated file is still open, and when: close(2) returns before its file is let go.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(5);
+
 /// What is removed, and what was.
 pub(super) struct Dropping {
     keep: Vec<String>,
@@ -118,6 +122,8 @@ struct Growing {
 struct Found {
     rotated: Vec<Rotated>,
     growing: Vec<Growing>,
+    /// A rotated file is open.
+    open: bool,
 }
 
 /// Takes a directory's names, so that nothing is done while it is listed.
@@ -145,12 +151,31 @@ impl Shared {
         if begun < *self.dropping.nothing.lock() {
             return false;
         }
+        let mut looks = 0;
+        let fruitful = loop {
+            let (fruitful, open) = self.drop_oldest(full, owner, bytes);
+            // A signal for the caller ends the waiting, too.
+            if fruitful || !open || looks == LOOKS || self.clock.pause(LOOK).is_err() {
+                break fruitful;
+            }
+            looks += 1;
+        };
+        let now = self.clock.now();
+        if !fruitful && now.saturating_sub(begun) >= LONG {
+            // Not for every write(2) that fails again.
+            *self.dropping.nothing.lock() = now + now.saturating_sub(begun) * 4;
+        }
+        fruitful
+    }
+
+    /// One search: whether anything became free, and whether a rotated file was passed over because it is open.
+    fn drop_oldest(&self, full: Full, owner: Owner, bytes: u64) -> (bool, bool) {
         let wanted = bytes.saturating_add(self.spare(full, owner));
         let found = match self.find_droppable(full, owner) {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(cage = self.name, %error, "the cage cannot be searched for old files");
-                return false;
+                return (false, false);
             }
         };
         let before = self.ledger.totals().sums.whole;
@@ -172,13 +197,7 @@ impl Shared {
             }
         }
         let after = self.ledger.totals().sums.whole;
-        let fruitful = after.bytes < before.bytes || after.inodes < before.inodes;
-        let now = self.clock.now();
-        if !fruitful && now.saturating_sub(begun) >= LONG {
-            // Not for every write(2) that fails again.
-            *self.dropping.nothing.lock() = now + now.saturating_sub(begun) * 4;
-        }
-        fruitful
+        (after.bytes < before.bytes || after.inodes < before.inodes, found.open)
     }
 
     fn room_for(&self, full: Full, owner: Owner) -> u64 {
@@ -255,6 +274,7 @@ impl Shared {
             (state.handles > 0, state.grown)
         });
         if self.dropping.is_rotated(&path) {
+            found.open |= open;
             if !open && entry.attr.nlink == 1 {
                 found.rotated.push(Rotated { parent: parent.clone(), path, id: entry.attr.id, mtime: entry.attr.mtime });
             }
