@@ -28,7 +28,9 @@ pub fn is_executable(file: &Path) -> bool {
 /// Runs `command` to its end with its output in `log`, which is read back for the message if it fails. A file, not a
 /// pipe: a daemon that the program leaves behind keeps its output open.
 pub fn run(command: &mut Command, log: &Path) -> Result<String, Failure> {
-    let name = command.get_program().to_string_lossy().into_owned();
+    // Reports are published: where the program lies on this machine is nobody's business.
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
     let output = File::create(log).doing("creating", log)?;
     let errors = output.try_clone().doing("sharing", log)?;
     let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
