@@ -6,7 +6,8 @@
 use crate::{
     door::Door,
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
-    options::{AclChoice, FuseOptions, TransportChoice, XattrChoice},
+    negotiate,
+    options::{FuseOptions, TransportChoice},
     own_mount,
     passthrough::BackingFiles,
     resync,
@@ -250,10 +251,8 @@ fn is_shown_late(options: &FuseOptions) -> bool {
 /// ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner then pay a request for every path.
 /// So an inode of its own becomes the root that users see.
 fn root_goes_uncached(door: &Door) -> bool {
-    let options = &door.options;
-    let acls = options.acl == AclChoice::Auto && options.xattr == XattrChoice::Full && options.default_permissions && door.layer.has_acls();
     // Our thread that raises events reaches directories by handle, from the first inode on.
-    acls && !options.notify_watchers && rustix::process::geteuid().is_root()
+    negotiate::wants_acls(&door.options, &*door.layer) && !door.options.notify_watchers && rustix::process::geteuid().is_root()
 }
 
 /// A directory of our own, out of the way, for a mount that is not to be seen yet.

@@ -2,7 +2,7 @@
 //!
 //! Called by `door.rs` at INIT and for each reply that the kernel may keep. Pure functions of options, offer and coherence.
 
-use crate::options::{AclChoice, FuseOptions, PassthroughChoice};
+use crate::options::{AclChoice, FuseOptions, PassthroughChoice, XattrChoice};
 use fusewire::{Offer, Settings, abi::init};
 use nacre_vfs::{Coherence, Layer, Scope};
 use std::time::Duration;
@@ -113,11 +113,7 @@ const BACKGROUND: u16 = 4096;
 pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, collect: bool) -> (Settings, Agreement) {
     let root = root_coherence(layer);
     let shared = root >= Coherence::Shared;
-    let acls = options.acl == AclChoice::Auto
-        && options.xattr == crate::options::XattrChoice::Full
-        && options.default_permissions
-        && layer.has_acls()
-        && offer.has(init::POSIX_ACL | init::DONT_MASK);
+    let acls = wants_acls(options, layer) && offer.has(init::POSIX_ACL | init::DONT_MASK);
     let masks = acls || !options.default_permissions && layer.has_acls() && offer.has(init::DONT_MASK);
     let collects = collect && offer.has(init::WRITEBACK_CACHE);
     // The kernel has either of them.
@@ -161,6 +157,11 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
         ..Settings::default()
     };
     (settings, agreement)
+}
+
+/// Whether the kernel is to enforce ACLs, where it can.
+pub(crate) fn wants_acls(options: &FuseOptions, layer: &dyn Layer) -> bool {
+    options.acl == AclChoice::Auto && options.xattr == XattrChoice::Full && options.default_permissions && layer.has_acls()
 }
 
 /// Whether passthrough is to be tried at all.

@@ -234,8 +234,8 @@ struct NeverCut {
     below: Opened,
 }
 
-/// The modes of `fallocate(2)` that drop content: `FALLOC_FL_PUNCH_HOLE`, `FALLOC_FL_COLLAPSE_RANGE`, `FALLOC_FL_ZERO_RANGE`.
-const DROPPING: u32 = 0x02 | 0x08 | 0x10;
+/// The modes of `fallocate(2)` that drop content.
+const DROPPING: u32 = AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::ZERO_RANGE;
 
 impl OpenFile for NeverCut {
     fn as_any(&self) -> &dyn Any {

@@ -52,6 +52,25 @@ impl OpenFlags {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocateMode(pub u32);
 
+/// The bits, with the values of linux/falloc.h.
+impl AllocateMode {
+    /// The length stays, also where space is given behind the end.
+    pub const KEEP_SIZE: u32 = 0x01;
+    /// The range becomes a hole; only together with [`AllocateMode::KEEP_SIZE`].
+    pub const PUNCH_HOLE: u32 = 0x02;
+    /// The range is taken out, and what follows moves.
+    pub const COLLAPSE_RANGE: u32 = 0x08;
+    /// The range reads as zeros.
+    pub const ZERO_RANGE: u32 = 0x10;
+    /// A hole is put in, and what follows moves.
+    pub const INSERT_RANGE: u32 = 0x20;
+
+    /// Whether any of `bits` is set.
+    pub fn any(self, bits: u32) -> bool {
+        self.0 & bits != 0
+    }
+}
+
 /// Where `lseek(2)` looks from: only the two that ask the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whence {

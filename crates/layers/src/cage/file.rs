@@ -36,13 +36,6 @@ const STALE: Duration = Duration::from_secs(10);
 /// How long a write of unknown length waits for others to arrive: its caller may hold what they need.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Bits of `fallocate(2)`.
-const KEEP_SIZE: u32 = 0x01;
-const PUNCH_HOLE: u32 = 0x02;
-const COLLAPSE_RANGE: u32 = 0x08;
-const ZERO_RANGE: u32 = 0x10;
-const INSERT_RANGE: u32 = 0x20;
-
 /// One open file's part in what is known of its inode; given back when it is closed.
 pub(super) struct Lease {
     shared: Arc<Shared>,
@@ -217,27 +210,28 @@ impl CageFile {
 
     fn allocate_under(&self, state: &mut State, mode: AllocateMode, offset: u64, length: u64) -> Result<(), Lack> {
         let (shared, inode) = (self.shared(), self.inode());
-        let makes_holes = mode.0 & (PUNCH_HOLE | COLLAPSE_RANGE | INSERT_RANGE) != 0;
+        let makes_holes = mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE);
         let end = offset.saturating_add(length);
-        if mode.0 & KEEP_SIZE != 0 && !makes_holes && end > state.size {
+        if mode.any(AllocateMode::KEEP_SIZE) && !makes_holes && end > state.size {
             // From here on, what lies behind its end is kept and counts.
             state.kept = true;
         }
         shared.before_jump(inode, state, &self.node, Some(&*self.below), offset);
-        let new = if makes_holes {
-            // Moving the end of a file costs where its length does.
-            if mode.0 & INSERT_RANGE != 0 { shared.rule.whole(state.size.saturating_add(length)).saturating_sub(state.cost) } else { 0 }
-        } else {
+        let new = if !makes_holes {
             shared.worst(state, offset, length)
+        } else if mode.any(AllocateMode::INSERT_RANGE) && shared.rule.storage == Storage::Lagging {
+            // Moving the end of a file costs where its length does.
+            shared.rule.whole(state.size.saturating_add(length)).saturating_sub(state.cost)
+        } else {
+            0
         };
-        let new = if makes_holes && shared.rule.storage != Storage::Lagging { 0 } else { new };
         shared.book_new(inode, state, new, Source::Call).map_err(|short| Lack::Room(short, new))?;
         let worst = state.cost;
         let result = self.below.allocate(mode, offset, length);
-        if result.is_ok() && mode.0 & (PUNCH_HOLE | COLLAPSE_RANGE) != 0 {
+        if result.is_ok() && mode.any(AllocateMode::PUNCH_HOLE | AllocateMode::COLLAPSE_RANGE) {
             shared.emptied(inode, state, offset, end);
         }
-        if mode.0 & (COLLAPSE_RANGE | INSERT_RANGE | ZERO_RANGE) != 0 || result.is_err() {
+        if mode.any(AllocateMode::COLLAPSE_RANGE | AllocateMode::INSERT_RANGE | AllocateMode::ZERO_RANGE) || result.is_err() {
             state.unsure();
         }
         self.refresh(state);

@@ -18,11 +18,6 @@ use std::{
     time::Duration,
 };
 
-/// Bits of `fallocate(2)`.
-const KEEP_SIZE: u32 = 0x01;
-const PUNCH_HOLE: u32 = 0x02;
-const COLLAPSE_RANGE: u32 = 0x08;
-
 /// How a beginning went that is not there any more, for the log.
 const CUT: &str = "cut off";
 
@@ -355,11 +350,11 @@ impl Shared {
     fn cut_head(&self, state: &State, file: &dyn OpenFile, start: u64, end: u64) -> Result<&'static str> {
         let at_its_end = state.writers == state.appenders && !self.collects();
         if at_its_end && start == 0 {
-            match file.allocate(AllocateMode(COLLAPSE_RANGE), 0, end) {
+            match file.allocate(AllocateMode(AllocateMode::COLLAPSE_RANGE), 0, end) {
                 Err(Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {}
                 other => return other.map(|()| CUT),
             }
         }
-        file.allocate(AllocateMode(PUNCH_HOLE | KEEP_SIZE), 0, end).map(|()| "made a hole")
+        file.allocate(AllocateMode(AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE), 0, end).map(|()| "made a hole")
     }
 }

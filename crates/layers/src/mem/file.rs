@@ -8,11 +8,6 @@ use super::{
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
 use std::{any::Any, os::fd::BorrowedFd, sync::Arc};
 
-/// Bits of `fallocate(2)` that are known here.
-const KEEP_SIZE: u32 = 0x01;
-const PUNCH_HOLE: u32 = 0x02;
-const ZERO_RANGE: u32 = 0x10;
-
 /// An open file.
 pub(super) struct MemFile {
     pub(super) inode: Arc<Inode>,
@@ -97,13 +92,13 @@ impl OpenFile for MemFile {
         let end = end(offset, length)?;
         let mut body = self.inode.body.lock();
         let content = body.content()?;
-        match mode.0 & !KEEP_SIZE {
+        match mode.0 & !AllocateMode::KEEP_SIZE {
             0 => {}
-            PUNCH_HOLE if mode.0 & KEEP_SIZE != 0 => content.punch(offset, length),
-            ZERO_RANGE => content.punch(offset, length),
+            AllocateMode::PUNCH_HOLE if mode.any(AllocateMode::KEEP_SIZE) => content.punch(offset, length),
+            AllocateMode::ZERO_RANGE => content.punch(offset, length),
             _ => return Err(Errno::EOPNOTSUPP),
         }
-        if mode.0 & KEEP_SIZE == 0 && end > content.size() {
+        if !mode.any(AllocateMode::KEEP_SIZE) && end > content.size() {
             content.resize(end);
         }
         let now = (self.clock)();

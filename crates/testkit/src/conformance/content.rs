@@ -5,10 +5,6 @@ use crate::world::{name, read_all};
 use crate::{World, conformance::lacks};
 use nacre_vfs::{AllocateMode, Errno, OpenFlags, SetAttr, Whence};
 
-/// `FALLOC_FL_KEEP_SIZE` and `FALLOC_FL_PUNCH_HOLE` (linux/falloc.h).
-const KEEP_SIZE: u32 = 1;
-const PUNCH_HOLE: u32 = 2;
-
 pub(super) const CHECKS: &[Check] = &[
     ("what is written is read", written_is_read),
     ("reads are short only at the end", short_at_the_end),
@@ -107,10 +103,10 @@ fn allocation(world: &World) {
     }
     grown.expect("allocate");
     assert_eq!(world.attr(&made.node).size, 30_000);
-    file.allocate(AllocateMode(KEEP_SIZE), 30_000, 50_000).expect("allocate beyond the end");
+    file.allocate(AllocateMode(AllocateMode::KEEP_SIZE), 30_000, 50_000).expect("allocate beyond the end");
     assert_eq!(world.attr(&made.node).size, 30_000);
     assert_eq!(file.allocate(AllocateMode(0), 0, 0), Err(Errno::EINVAL));
-    let punched = file.allocate(AllocateMode(KEEP_SIZE | PUNCH_HOLE), 4_096, 8_192);
+    let punched = file.allocate(AllocateMode(AllocateMode::KEEP_SIZE | AllocateMode::PUNCH_HOLE), 4_096, 8_192);
     if lacks("punched holes", &punched) {
         return;
     }
