@@ -17,6 +17,7 @@ use crate::{
     options::FuseOptions,
     passthrough::Passthrough,
     resync::Resync,
+    running::Running,
     shadow::Shadow,
     wire,
 };
@@ -53,6 +54,8 @@ pub(crate) struct Door {
     pub resync: Resync,
     /// The thread that raises events inside the mount.
     pub shadow: Shadow,
+    /// Which files are being run.
+    pub running: Running,
     /// Files opened by node where the kernel opens without us.
     pub implicit: crate::implicit_opens::ImplicitOpens,
     /// Whether the host knows SELinux labels at all.
@@ -97,6 +100,7 @@ impl Door {
             collecting: Arc::new(Collecting::new(&options.mountpoint)),
             resync: Resync::default(),
             shadow: Shadow::default(),
+            running: Running::default(),
             implicit: crate::implicit_opens::ImplicitOpens::default(),
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
             agreement: OnceLock::new(),

@@ -28,6 +28,7 @@ mod options;
 mod own_mount;
 mod passthrough;
 mod resync;
+mod running;
 mod shadow;
 mod status;
 mod wire;

@@ -101,6 +101,7 @@ impl Mount {
         let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
         connect(&door, &session);
+        door.running.start(place);
         door.collecting.start(place, session.notifier());
         if let Some(hidden) = &hidden {
             show(&door, &mut session, hidden).map_err(MountError::Mount)?;

@@ -328,6 +328,27 @@ fn written_twice(path: &Path) {
 }
 
 #[test]
+fn a_program_that_runs_is_not_truncated() {
+    in_each_mode(|transport, passthrough| {
+        let mirror = exclusive(transport, passthrough);
+        let path = mirror.path("program");
+        fs::copy("/bin/sleep", &path).unwrap();
+        let size = fs::metadata(&path).unwrap().len();
+        let mut running = Command::new(&path).arg("60").spawn().unwrap();
+        for access in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR] {
+            let opened = rustix::fs::open(&path, access | OFlags::TRUNC, Mode::empty());
+            assert_eq!(opened.err(), Some(rustix::io::Errno::TXTBSY), "{access:?}");
+            assert_eq!(fs::metadata(mirror.below("program")).unwrap().len(), size, "{access:?}");
+        }
+        assert!(running.try_wait().unwrap().is_none(), "it has lost its code");
+        running.kill().unwrap();
+        running.wait().unwrap();
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::TRUNC, Mode::empty()).unwrap();
+        assert_eq!(fs::metadata(mirror.below("program")).unwrap().len(), 0);
+    });
+}
+
+#[test]
 fn set_id_bits_end_with_a_write_or_truncation_by_an_ordinary_user() {
     in_each_mode(|transport, passthrough| {
         let mirror = exclusive(transport, passthrough);

@@ -39,6 +39,9 @@ impl Door {
         if runs && !self.options.default_permissions {
             self.layer.access(&caller, &node, EXECUTE)?;
         }
+        if flags.truncates() && !flags.writes() && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino)) {
+            return Err(Errno::ETXTBSY.into());
+        }
         let file = match kept {
             Some(file) => file,
             None => self.layer.open(&caller, &node, flags)?,

@@ -1,0 +1,45 @@
+//! Which files of the mount are being run, for the one open that the kernel judges too late.
+//!
+//! Nobody may write to a file that runs (ETXTBSY). For an open with `O_TRUNC` that does not write, the kernel looks at this after the open,
+//! and the open is where the file is truncated: the program would lose its code. So `ops/opens.rs` asks here first. No request goes to the
+//! mount meanwhile, whatever is found.
+
+use crate::own_mount;
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Knows the mount by its device number; 0 before it is mounted.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    device: AtomicU64,
+}
+
+impl Running {
+    /// The file system is mounted at `place`.
+    pub fn start(&self, place: &Path) {
+        match own_mount::device(place) {
+            Ok(device) => self.device.store(device, Ordering::Release),
+            Err(error) => tracing::debug!(%error, "the mount cannot be asked for its device"),
+        }
+    }
+
+    /// Whether a process that the daemon may look at runs the file with this inode number (proc(5), `/proc/PID/exe`).
+    pub fn runs(&self, ino: u64) -> bool {
+        let device = self.device.load(Ordering::Acquire);
+        let processes = match std::fs::read_dir("/proc") {
+            Ok(processes) if device != 0 => processes,
+            _ => return false,
+        };
+        processes.filter_map(Result::ok).any(|process| {
+            let name = process.file_name();
+            let program = Path::new("/proc").join(&name).join("exe");
+            // Processes end meanwhile, and those of others cannot be looked at by an ordinary user.
+            name.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit)
+                && statx(CWD, &program, AtFlags::STATX_DONT_SYNC, StatxFlags::INO)
+                    .is_ok_and(|stat| makedev(stat.stx_dev_major, stat.stx_dev_minor) == device && stat.stx_ino == ino)
+        })
+    }
+}
