@@ -9,6 +9,7 @@
 //! * what is created is created under the caller's ids and umask (`host/create.rs`);
 //! * changes that others make are watched for, where asked (`host/watch.rs`).
 
+mod ahead;
 mod change;
 mod create;
 mod directories;

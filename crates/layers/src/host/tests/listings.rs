@@ -2,7 +2,7 @@
 
 use super::*;
 use nacre_vfs::{DirEntry, DirSink};
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, sync::atomic::Ordering};
 
 /// Takes so many entries.
 struct Taker {
@@ -76,6 +76,35 @@ fn a_listing_in_pieces_is_complete_and_without_repetition() {
         }
         assert_eq!(names.len(), if piece == 1 { 600 } else { 5000 });
     }
+}
+
+#[test]
+fn going_ahead_changes_nothing() {
+    let door = filled(5000);
+    door.host.shared.listings.always_ahead.store(true, Ordering::Relaxed);
+    let root = door.root();
+    let (mut names, mut from) = (Vec::new(), 0);
+    loop {
+        let piece = list(&door, &root, from, 100, true);
+        if piece.names.is_empty() {
+            break;
+        }
+        if from == 0 {
+            // The thread comes to the rest of the first buffer while the caller takes his time.
+            while door.host.shared.listings.examined_ahead() < 500 {
+                std::thread::yield_now();
+            }
+        }
+        // What vanishes after it was examined is not listed.
+        if names.len() == 500 {
+            fs::remove_file(door.path("file-04999")).unwrap();
+        }
+        from = piece.last;
+        names.extend(piece.names);
+    }
+    names.sort_unstable();
+    names.dedup();
+    assert!(names.len() >= 4999, "{}", names.len());
 }
 
 #[test]
