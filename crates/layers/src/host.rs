@@ -135,6 +135,9 @@ impl Host {
             other => other?,
         };
         let statx = stat::of_file(root.as_fd()).map_err(|error| io::Error::from_raw_os_error(error.raw()))?;
+        if watch::is_overlay(root.as_fd()) {
+            stat::births_change(stat::device(&statx));
+        }
         let node = Arc::new(HostNode::new_root(stat::id(&statx), stat::device(&statx)));
         let acls = match xattrat::get(xattrat::Target::Entry(root.as_fd(), b"."), b"system.posix_acl_access", &mut []) {
             Ok(_) => true,

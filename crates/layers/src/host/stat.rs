@@ -1,8 +1,12 @@
 //! `statx(2)` answers turned into identities and attributes. Pure but for the calls themselves.
 
 use nacre_vfs::{Attr, Errno, FileId, Kind, Result, Time};
+use parking_lot::RwLock;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
-use std::os::fd::BorrowedFd;
+use std::{
+    os::fd::BorrowedFd,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 /// Everything that an attribute and an identity need, in one call.
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME).union(StatxFlags::MNT_ID);
@@ -45,8 +49,26 @@ pub(super) fn user_device(device: u32) -> u64 {
     rustix::fs::makedev(device >> 20, device & 0xf_ffff)
 }
 
-/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth time.
+/// Devices, as [`device`] tells them, whose birth times are not to be relied on; few, and kept for good: it does no harm.
+static CHANGING_BIRTHS: RwLock<Vec<u32>> = RwLock::new(Vec::new());
+/// Whether there are any.
+static BIRTHS_CHANGE: AtomicBool = AtomicBool::new(false);
+
+/// Files of this device may get another birth time while they stay the same: on overlayfs, when they are copied up. Said before anything on
+/// it is examined.
+pub(super) fn births_change(device: u32) {
+    let mut devices = CHANGING_BIRTHS.write();
+    if !devices.contains(&device) {
+        devices.push(device);
+        BIRTHS_CHANGE.store(true, Ordering::Release);
+    }
+}
+
+/// What tells successive owners of one inode number apart; 0 where the file system keeps no birth time, or not always the same.
 fn generation(statx: &Statx) -> u64 {
+    if BIRTHS_CHANGE.load(Ordering::Acquire) && CHANGING_BIRTHS.read().contains(&device(statx)) {
+        return 0;
+    }
     birth(statx).map_or(0, |time| time.sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(u64::from(time.nsec)))
 }
 

@@ -92,6 +92,11 @@ pub(super) fn is_remote(file: BorrowedFd<'_>) -> bool {
     magic(file).is_some_and(|magic| REMOTE.contains(&magic))
 }
 
+/// Whether a file lies on overlayfs, where its birth time becomes another when it is copied up.
+pub(super) fn is_overlay(file: BorrowedFd<'_>) -> bool {
+    magic(file) == Some(0x794c_7630)
+}
+
 /// How one file system is watched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Method {

@@ -30,6 +30,30 @@ fn a_chain_of_renames_is_followed() {
 }
 
 #[test]
+fn a_file_of_an_overlay_stays_itself_when_it_is_copied_up() {
+    if !is_root() {
+        return println!("skipped: only root mounts overlays");
+    }
+    let script = "mkdir lower upper work merged && echo content > lower/file && \
+        mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged";
+    let shell = |at: &Path, script: &str| std::process::Command::new("sh").arg("-c").arg(script).current_dir(at).status().unwrap();
+    let overlaid = |options: &mut HostOptions| {
+        assert!(shell(&options.source, script).success());
+        options.source.push("merged");
+    };
+    let door = Door::with(overlaid, 64);
+    // Gone at the end, whatever comes, and before the directory is.
+    assert!(shell(door.source.path(), "exec 3< merged/file; umount -l merged").success());
+    let file = door.find("file").unwrap();
+    let opened = door.host.open(&Caller::ROOT, &file.node, OpenFlags::WRITE).unwrap();
+    assert_eq!(opened.write(b"C", 0), Ok(1));
+    drop(opened);
+    assert_eq!(door.getattr(&file.node).unwrap().id, file.attr.id);
+    assert_eq!(door.find("file").unwrap().attr.id, file.attr.id);
+    assert_eq!(fs::read(door.path("upper/file")).unwrap(), b"Content\n");
+}
+
+#[test]
 fn hard_links_answer_until_the_last_name_is_gone() {
     let door = Door::new();
     door.create(&Caller::ROOT, "one", 0o644, 0o2).unwrap();
