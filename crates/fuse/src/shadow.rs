@@ -1,5 +1,5 @@
 //! Raises inotify events inside the mount for changes made behind it. The kernel reports only what happens through a mount; so a thread of
-//! ours performs the like of each change on the mount itself, and the door, which knows the thread by its id, answers "done" without
+//! ours (the actor) performs the like of each change on the mount itself, and the door, which knows the thread by its id, answers "done" without
 //! touching the layer: the change has been made already.
 //!
 //! Fed by `invalidate.rs`, asked by `door.rs`, on only with `FuseOptions::notify_watchers`. What is raised: creation for a name that
@@ -14,7 +14,7 @@ use crate::{
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
-use nacre_vfs::{Attr, Caller, Entry, Errno, FileId, Kind, Name, Time};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Name, Time};
 use parking_lot::Mutex;
 use rustix::{
     fs::{AtFlags, CWD, FileType, Mode, OFlags},
@@ -28,6 +28,7 @@ use std::{
     },
     path::Path,
     sync::{
+        Arc,
         atomic::{AtomicU32, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
@@ -60,7 +61,7 @@ enum Act {
 /// The state between the thread and the door.
 #[derive(Default)]
 pub(crate) struct Shadow {
-    /// Thread id; 0 while there is none.
+    /// Id of the actor, which makes requests; 0 while there is none.
     tid: AtomicU32,
     act: Mutex<Option<Act>>,
     queue: Mutex<Option<SyncSender<Event>>>,
@@ -145,15 +146,43 @@ fn phantom() -> abi::EntryOut {
     wire::entry(PHANTOM, &attr, std::time::Duration::ZERO, std::time::Duration::ZERO)
 }
 
-/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has been raised.
-pub(crate) fn run(events: &Receiver<Event>, door: &Door, device: u64, forget_name: &impl Fn(u64, &[u8])) {
-    door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
+/// What the actor is to do.
+enum Task {
+    /// A name in the directory with this node id leads to a file with these attributes.
+    Appeared(u64, Box<[u8]>, Box<Attr>),
+    /// A name leads to nothing.
+    Vanished(u64, Box<[u8]>),
+    /// A file is another, or its content (true).
+    Touched(u64, bool),
+}
+
+type Acted = Result<(), SysErrno>;
+
+/// The body of the thread; `forget_name` empties the kernel's cache of a name when its event has been raised. It asks the layer what became of
+/// a name, and leaves all that waits for the mount to a second thread, the actor, which holds none of our descriptors: a daemon that is
+/// killed while it waits for itself could not end if that thread held the fuse device.
+pub(crate) fn run(events: &Receiver<Event>, door: &Arc<Door>, device: u64, forget_name: &impl Fn(u64, &[u8])) {
+    let (tasks, to_do) = sync_channel(0);
+    let (tell, told) = sync_channel(0);
+    let actor = {
+        let door = Arc::clone(door);
+        std::thread::Builder::new().name("nacre-actor".to_owned()).stack_size(256 << 10).spawn(move || act(&to_do, &tell, &door, device))
+    };
+    let actor = match actor {
+        Ok(actor) => actor,
+        Err(error) => return tracing::error!(%error, "watchers are told nothing: there can be no thread for it"),
+    };
     for event in events {
-        let raised = match &event {
-            Event::Name(parent, name) => name_changed(door, device, *parent, name),
-            Event::Attributes(nodeid) => touched(door, device, *nodeid, false),
-            Event::Content(nodeid) => touched(door, device, *nodeid, true),
+        let task = match &event {
+            Event::Name(parent, name) => name_changed(door, *parent, name),
+            Event::Attributes(nodeid) => Ok(Some(Task::Touched(*nodeid, false))),
+            Event::Content(nodeid) => Ok(Some(Task::Touched(*nodeid, true))),
         };
+        let raised = task.and_then(|task| match task {
+            // Without an actor there is no answer either.
+            Some(task) => tasks.send(task).ok().and_then(|()| told.recv().ok()).unwrap_or(Err(SysErrno::IO)),
+            None => Ok(()),
+        });
         if let Err(error) = raised {
             tracing::debug!(%error, ?event, "an event for watchers could not be raised");
         }
@@ -161,39 +190,64 @@ pub(crate) fn run(events: &Receiver<Event>, door: &Door, device: u64, forget_nam
             forget_name(*parent, name);
         }
     }
-    door.shadow.tid.store(0, Ordering::Relaxed);
+    drop(tasks);
+    if actor.join().is_err() {
+        tracing::error!("the thread that raises events had panicked");
+    }
 }
 
-fn name_changed(door: &Door, device: u64, parent: u64, bytes: &[u8]) -> Result<(), SysErrno> {
-    let name = OsStr::from_bytes(bytes);
-    let (Some(node), Ok(checked)) = (door.inodes.node(parent), Name::new(bytes)) else { return Ok(()) };
-    let directory = by_handle(door, device, parent)?;
-    match door.layer.lookup(&Caller::ROOT, &node, checked) {
-        Ok(entry) => appeared(door, directory.as_fd(), name, &entry),
-        Err(Errno::ENOENT) => vanished(door, directory.as_fd(), name),
+/// What became of a name.
+fn name_changed(door: &Door, parent: u64, bytes: &[u8]) -> Result<Option<Task>, SysErrno> {
+    let (Some(node), Ok(name)) = (door.inodes.node(parent), Name::new(bytes)) else { return Ok(None) };
+    match door.layer.lookup(&Caller::ROOT, &node, name) {
+        Ok(entry) => Ok(Some(Task::Appeared(parent, bytes.into(), Box::new(entry.attr)))),
+        Err(Errno::ENOENT) => Ok(Some(Task::Vanished(parent, bytes.into()))),
         Err(error) => Err(SysErrno::from_raw_os_error(error.raw())),
     }
 }
 
-fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> Result<(), SysErrno> {
-    match make(door, directory, name, entry) {
+/// The body of the actor.
+fn act(tasks: &Receiver<Task>, tell: &SyncSender<Acted>, door: &Door, device: u64) {
+    if let Err(error) = nacre_sys::descriptors::leave_all_to_others() {
+        return tracing::error!(%error, "watchers are told nothing: the descriptors cannot be left to others");
+    }
+    door.shadow.tid.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Ordering::Relaxed);
+    for task in tasks {
+        let acted = match task {
+            Task::Appeared(parent, name, attr) => {
+                by_handle(door, device, parent).and_then(|directory| appeared(door, directory.as_fd(), OsStr::from_bytes(&name), &attr))
+            }
+            Task::Vanished(parent, name) => {
+                by_handle(door, device, parent).and_then(|directory| vanished(door, directory.as_fd(), OsStr::from_bytes(&name)))
+            }
+            Task::Touched(nodeid, content) => touched(door, device, nodeid, content),
+        };
+        if tell.send(acted).is_err() {
+            break;
+        }
+    }
+    door.shadow.tid.store(0, Ordering::Relaxed);
+}
+
+fn appeared(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
+    match make(door, directory, name, attr) {
         Err(SysErrno::EXIST) => {
             // The kernel knows the name already: made through the mount, looked up since, or another file that was replaced.
             let known = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            if known.st_ino == entry.attr.id.ino {
+            if known.st_ino == attr.id.ino {
                 return Ok(());
             }
             vanished(door, directory, name)?;
-            make(door, directory, name, entry)
+            make(door, directory, name, attr)
         }
         other => other,
     }
 }
 
-fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, entry: &Entry) -> Result<(), SysErrno> {
-    let mode = Mode::from_raw_mode(entry.attr.mode & 0o777);
-    let device = rustix::fs::makedev(entry.attr.rdev_major, entry.attr.rdev_minor);
-    door.shadow.during(Act::Appear, || match entry.attr.kind {
+fn make(door: &Door, directory: BorrowedFd<'_>, name: &OsStr, attr: &Attr) -> Result<(), SysErrno> {
+    let mode = Mode::from_raw_mode(attr.mode & 0o777);
+    let device = rustix::fs::makedev(attr.rdev_major, attr.rdev_minor);
+    door.shadow.during(Act::Appear, || match attr.kind {
         Kind::Directory => rustix::fs::mkdirat(directory, name, mode),
         Kind::Symlink => rustix::fs::symlinkat("-", directory, name),
         Kind::File => rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0),
@@ -217,7 +271,7 @@ fn vanished(door: &Door, directory: BorrowedFd<'_>, name: &OsStr) -> Result<(), 
 /// Sets the mode or the size that a file has.
 fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), SysErrno> {
     let file = by_handle(door, device, nodeid)?;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let stat = rustix::fs::fstat(&file)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     door.shadow.during(Act::Touch, || {
