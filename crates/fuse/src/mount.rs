@@ -70,7 +70,7 @@ impl std::error::Error for MountError {
     }
 }
 
-/// A mount that is being served. Dropped, it ends: lazily where it is in use.
+/// A mount that is being served. Dropped, it ends, and is cut off where it is in use.
 pub struct Mount {
     session: Session,
     door: Arc<Door>,
@@ -207,9 +207,10 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if !self.session.ended()
-            && let Err(error) = self.session.unmount(true)
+            && let Err(error) = self.session.unmount(false)
         {
-            tracing::warn!(%error, "cannot unmount");
+            tracing::debug!(%error, "still in use: it is cut off");
+            self.session.abort();
         }
         self.stop.store(true, Ordering::Release);
         self.door.change(invalidate::wake());

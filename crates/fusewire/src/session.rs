@@ -74,7 +74,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// A connection being served. Dropped, it unmounts (lazily) and ends the connection, even if it is in use.
+/// A connection being served. Dropped, it unmounts and ends the connection, even if it is in use.
 #[derive(Debug)]
 pub struct Session {
     shared: Arc<Shared>,
@@ -247,8 +247,10 @@ impl Drop for Session {
         if self.shared.over() {
             return;
         }
-        if let Err(error) = self.unmount(true) {
-            tracing::warn!(%error, "cannot unmount");
+        // Nobody serves those who still use it. Left to themselves they would wait for good where one of them has inherited the device.
+        if let Err(error) = self.unmount(false) {
+            tracing::debug!(%error, "still in use: it is cut off");
+            self.abort();
         }
         self.shared.stop();
         self.shared.wait();

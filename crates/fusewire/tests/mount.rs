@@ -161,6 +161,43 @@ fn many_users_may_wait_for_locks() {
     }
 }
 
+#[test]
+fn a_crowd_that_starts_to_wait_at_once_is_served() {
+    let _alone = children();
+    const CROWD: u64 = 150;
+    for transport in transports() {
+        for _ in 0..4 {
+            let mount = Mount::new(transport);
+            File::create(mount.path("file")).unwrap();
+            let start = std::sync::Arc::new(std::sync::Barrier::new(CROWD as usize));
+            std::thread::scope(|scope| {
+                for _ in 0..CROWD {
+                    let (path, start) = (mount.path("file"), std::sync::Arc::clone(&start));
+                    scope.spawn(move || {
+                        pin();
+                        let file = File::options().write(true).open(path).unwrap();
+                        start.wait();
+                        // While another thread is being made for one of them, the next starts to wait: that is no reason to refuse it.
+                        lock(&file).unwrap();
+                    });
+                }
+                mount.fs.await_waiting(CROWD);
+                while mount.session.in_flight() > 0 {
+                    rustix::io::write(&mount.fs.unlock, &1_u64.to_ne_bytes()).unwrap();
+                    std::thread::yield_now();
+                }
+            });
+        }
+    }
+}
+
+/// Held by tests that start programs, and by those with many files open in a mount of their own. A child has a copy of all descriptors until
+/// it becomes another program: closing a file then asks a session that may have ended meanwhile, and the copy of its device makes it wait.
+fn children() -> std::sync::MutexGuard<'static, ()> {
+    static CHILDREN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    CHILDREN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// `fcntl(F_SETLKW)` for the whole file.
 fn lock(file: &File) -> std::io::Result<()> {
     let lock = libc::flock { l_type: libc::F_WRLCK as i16, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
@@ -237,6 +274,7 @@ fn unmounting_while_busy() {
 
 #[test]
 fn somebody_else_may_unmount() {
+    let _alone = children();
     for transport in transports() {
         let mount = Mount::new(transport);
         assert!(Command::new("umount").arg(mount.dir.path()).status().unwrap().success());
@@ -307,6 +345,7 @@ fn dropping_a_session_in_use_ends_it() {
 
 #[test]
 fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
+    let _alone = children();
     for transport in transports() {
         let dir = tempfile::tempdir().unwrap();
         let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
@@ -545,6 +584,7 @@ fn many_threads_at_once() {
 /// The example, as nobody, over `fusermount3`.
 #[test]
 fn an_ordinary_user_can_mount() {
+    let _alone = children();
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
@@ -582,6 +622,7 @@ fn an_ordinary_user_can_mount() {
 
 #[test]
 fn without_descriptors_for_rings_the_device_serves() {
+    let _alone = children();
     if !transports().contains(&TransportChoice::Uring) {
         return;
     }

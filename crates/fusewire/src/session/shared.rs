@@ -380,13 +380,31 @@ impl Shared {
         }
         let error = if !fine || self.is_ending() || self.was_interrupted_early(worker) {
             Errno::EINTR
-        } else if !queue.served() {
+        } else if !self.is_served(place) {
             Errno::EAGAIN
         } else {
             return Ok(());
         };
         self.end_blocking(worker, place);
         Err(error)
+    }
+
+    /// Whether a thread of the queue is left that does not wait for users: it waits for requests, is being made, or handles a request to its end.
+    /// The last one that starts to wait sees that there is none, and makes one.
+    fn is_served(self: &Arc<Self>, place: Place) -> bool {
+        let queue = self.queue(place);
+        while !queue.served() {
+            if queue.is_growing() {
+                // Somebody is about to count the thread that he makes, or to say that he could not.
+                std::thread::yield_now();
+                continue;
+            }
+            self.grow(place);
+            if !queue.served() && !queue.is_growing() {
+                return false;
+            }
+        }
+        true
     }
 
     fn end_blocking(&self, worker: &Worker, place: Place) {

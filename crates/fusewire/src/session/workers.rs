@@ -212,9 +212,9 @@ impl Queue {
         self.blocked.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a request that came now would find a thread.
+    /// Whether not all threads wait for users. Of those that do, each asks this after it has been counted, so the last one gets the right answer.
     pub(super) fn served(&self) -> bool {
-        self.idle.load(SeqCst) > 0
+        self.threads.load(SeqCst) > self.blocked.load(SeqCst)
     }
 
     /// One thread must be left waiting, and two while some wait for users (a new thread does not get the requests that came while it
@@ -228,6 +228,11 @@ impl Queue {
     /// At most one thread at a time makes another.
     pub(super) fn start_growing(&self) -> bool {
         !self.growing.swap(true, SeqCst)
+    }
+
+    /// Whether a thread is being made.
+    pub(super) fn is_growing(&self) -> bool {
+        self.growing.load(SeqCst)
     }
 
     pub(super) fn end_growing(&self) {
@@ -281,7 +286,9 @@ mod tests {
         assert!(!queue.block(8));
         assert!(queue.take(8), "one is left, but one waits for users");
         assert!(queue.take(8));
-        assert!(!queue.served());
+        assert!(queue.served(), "one handles a request to its end");
         assert!(!queue.take(2), "the limit counts those that do not wait for users");
+        assert!(queue.block(8) && queue.served());
+        assert!(queue.block(8) && !queue.served(), "the last one has to make another");
     }
 }
