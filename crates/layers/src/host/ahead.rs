@@ -98,8 +98,18 @@ impl Drop for Ahead {
     }
 }
 
+/// Lets the calling thread run where the process may: its maker may be bound to one CPU, on which the client is about to run.
+fn roam() {
+    let process = rustix::process::getpid();
+    let moved = rustix::thread::sched_getaffinity(Some(process)).and_then(|cpus| rustix::thread::sched_setaffinity(None, &cpus));
+    if let Err(error) = moved {
+        tracing::debug!(%error, "the thread that reads ahead stays on its maker's CPU");
+    }
+}
+
 impl Shared {
     fn run(&self) {
+        roam();
         while let Some(job) = self.next() {
             let mut at = 0;
             while let Some(record) = job.records.get(at..).and_then(directory::first) {
