@@ -17,6 +17,7 @@ mod collecting;
 mod door;
 mod errands;
 mod failure;
+mod hidden_place;
 mod implicit_opens;
 mod inodes;
 mod invalidate;

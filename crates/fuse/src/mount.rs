@@ -5,6 +5,7 @@
 
 use crate::{
     door::Door,
+    hidden_place::HiddenPlace,
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
     negotiate,
     options::{FuseOptions, TransportChoice},
@@ -23,10 +24,10 @@ use rustix::{
 };
 use std::{
     fmt, io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread::JoinHandle,
@@ -257,35 +258,6 @@ fn root_goes_uncached(door: &Door) -> bool {
     negotiate::wants_acls(&door.options, &*door.layer) && !door.options.notify_watchers && rustix::process::geteuid().is_root()
 }
 
-/// A directory of our own, out of the way, for a mount that is not to be seen yet.
-struct HiddenPlace {
-    path: PathBuf,
-    /// Where it is to be seen, without links: resolved before there is a mount that would have to answer for that.
-    mountpoint: PathBuf,
-}
-
-impl HiddenPlace {
-    fn new(mountpoint: &Path) -> io::Result<HiddenPlace> {
-        let resolved = std::fs::canonicalize(mountpoint).map_err(|error| about(mountpoint, "cannot use mountpoint", &error))?;
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("nacre-mounting-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let make = |parent: PathBuf| {
-            let path = parent.join(&name);
-            rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map(|()| path)
-        };
-        let path = make("/run".into()).or_else(|_| make(std::env::temp_dir()))?;
-        Ok(HiddenPlace { path, mountpoint: resolved })
-    }
-}
-
-impl Drop for HiddenPlace {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "a directory is left behind");
-        }
-    }
-}
-
 /// Shows a mount that was made at a hidden place where it belongs.
 fn show(door: &Door, session: &mut Session, hidden: &HiddenPlace) -> io::Result<()> {
     let attributes = if door.options.nosymfollow { MountAttributes::NO_SYMLINK_FOLLOW } else { MountAttributes::empty() };
@@ -294,7 +266,7 @@ fn show(door: &Door, session: &mut Session, hidden: &HiddenPlace) -> io::Result<
     session.relocated(hidden.mountpoint.clone())
 }
 
-fn about(path: &Path, what: &str, error: &io::Error) -> io::Error {
+pub(crate) fn about(path: &Path, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
