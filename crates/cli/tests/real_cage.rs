@@ -777,6 +777,75 @@ fn a_small_file_system_below_does_not_confuse_it() {
     }
 }
 
+/// What regular files hold on the host, whatever lies behind their ends included.
+fn held(directory: &Path) -> u64 {
+    let sizes = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512);
+    sizes.sum()
+}
+
+#[test]
+fn space_behind_the_end_of_a_file_is_found_again() {
+    if !as_root() {
+        return;
+    }
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let fixture = Fixture::bare();
+        let (image, place) = (fixture.scratch.path().join("image"), fixture.directory("host"));
+        if !mounting::images::mounted(kind, &image, &place) {
+            continue;
+        }
+        let mut inner = Fixture::bare_in(tempfile::tempdir_in(&place).unwrap());
+        inner.start_cage(&["--size=20M"]);
+        let ask = |name: &str, bytes: u64| {
+            let file = OpenOptions::new().append(true).create(true).open(inner.at(name)).unwrap();
+            fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes).map_err(std::io::Error::from)
+        };
+        ask("asked", 12 * MIB).unwrap();
+        // On XFS, this one has more behind its end than its length, too, and gives it back by itself.
+        let mut log = OpenOptions::new().append(true).create(true).open(inner.at("log")).unwrap();
+        (0..20).for_each(|_| log.write_all(&zeros(40_000)).unwrap());
+        let asked_again = [errno(ask("other", 12 * MIB))];
+        drop(log);
+        assert_eq!(asked_again, [ENOSPC], "{kind}");
+        let used = |inner: &Fixture| Cage::of(inner, &inner.mountpoint).number("used");
+        let right = 12 * MIB + 800_000_u64.next_multiple_of(4096);
+        assert_eq!(used(&inner), right, "{kind}");
+        for end in ["killed", "in order", "without books"] {
+            match end {
+                "killed" => {
+                    inner.signal(Signal::KILL);
+                    assert_eq!(inner.ended(), None);
+                }
+                _ => inner.unmount(),
+            }
+            if end == "without books" {
+                fs::remove_dir_all(inner.state()).unwrap();
+            }
+            inner.start_cage(&["--size=20M"]);
+            eventually("all is counted", || {
+                let cage = Cage::of(&inner, &inner.mountpoint);
+                cage.number("recounts") > 0 || cage.text("start") == "crashed"
+            });
+            assert_eq!(used(&inner), right, "{kind} {end}");
+            let file = OpenOptions::new().append(true).open(inner.at("other")).unwrap();
+            assert_eq!(
+                errno(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 12 * MIB).map_err(std::io::Error::from)),
+                ENOSPC,
+                "{kind} {end}"
+            );
+            fallocate(&file, FallocateFlags::KEEP_SIZE, 0, MIB).unwrap();
+            drop(file);
+            assert!(held(&inner.source) <= 20 * MIB, "{kind} {end}");
+            fs::remove_file(inner.at("other")).unwrap();
+            File::create(inner.at("other")).unwrap();
+            eventually("it is given back", || used(&inner) == right);
+        }
+        inner.unmount();
+        drop(inner);
+        assert!(run("umount", [&place]).status.success());
+    }
+}
+
 #[test]
 fn resize_is_quick() {
     if !as_root() {

@@ -115,7 +115,8 @@ impl Kernel {
         let mut cached = page.cached.lock().unwrap();
         let file = Arc::clone(&cached.file);
         while let Some((at, data)) = cached.held.pop_front() {
-            assert_eq!(file.write(&data, at), Ok(data.len()), "what was taken does not fit");
+            let written = nacre_vfs::arriving(|| file.write(&data, at));
+            assert_eq!(written, Ok(data.len()), "what was taken does not fit");
             *self.held.lock().unwrap() -= data.len() as u64;
             self.passed_on.notify_all();
         }
@@ -212,6 +213,31 @@ fn far_from_the_limit_nobody_asks_and_near_it_everybody_does() {
     assert_eq!(kernel.asked.load(SeqCst), asked);
     assert!(cage.report().unannounced);
     kernel.pass_on_some();
+}
+
+#[test]
+fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
+    let place = tempfile::tempdir().unwrap();
+    let (world, cage, kernel) = collecting(place.path(), "size=4M,writes=collected");
+    let (log, other) = (opened(&world, b"log"), opened(&world, b"other"));
+    assert!(log.collected().unwrap().begin() && other.collected().unwrap().begin());
+    let (log_page, other_page) = (kernel.page(&log, 0), kernel.page(&other, 0));
+    // As much is held back as can be, by both.
+    for page in [(&log_page, &log), (&other_page, &other)] {
+        (0..CACHE / 2 / 4096).for_each(|_| kernel.write(page.0, page.1, &[1; 4096], true).unwrap());
+    }
+    // It cannot arrive: somebody who writes to the log at this moment, past the cache, holds its lock.
+    let lock = log_page.inode.lock().unwrap();
+    let direct = world.open(&world.find(b"log").unwrap().node, OpenFlags::READ_WRITE);
+    let (mut end, bound) = (8 << 20, kernel.most_held(2));
+    while direct.write(&[2; 4096], end) == Ok(4096) {
+        end += 8192;
+    }
+    assert!(kernel.recalls.load(SeqCst) == 1 && cage.report().free.unwrap() >= bound - bound / 8, "{:?}", cage.report());
+    assert!(cage.report().free.unwrap() <= bound, "some of it helps the writer on");
+    drop(lock);
+    kernel.pass_on_some();
+    assert_eq!(cage.report().used, (end - (8 << 20)) / 2 + CACHE);
 }
 
 #[test]

@@ -60,6 +60,19 @@ fn a_directory_does_not_come_under_a_limit_uncounted() {
 }
 
 #[test]
+fn a_file_in_the_place_of_a_limited_directory_is_in_no_directory() {
+    let place = tempfile::tempdir().unwrap();
+    std::fs::write(place.path().join("nginx"), [7; 100 << 10]).unwrap();
+    let (world, cage) = over(place.path(), "size=10M,limit=dir:nginx=40K");
+    let file = world.open(&world.find(b"nginx").unwrap().node, OpenFlags::READ_WRITE);
+    assert_eq!(file.write(&[1; 4096], 200 << 10), Ok(4096), "its limit is for a directory");
+    drop(file);
+    world.layer.unlink(&world.caller, &world.root, name(b"nginx")).unwrap();
+    let report = cage.report();
+    assert_eq!((report.used, report.dirs[0].used, report.clamped), (0, 0, 0));
+}
+
+#[test]
 fn a_file_that_also_has_a_kept_name_keeps_its_head() {
     let place = tempfile::tempdir().unwrap();
     let (world, cage) = over(place.path(), "size=40K,when-full=drop-oldest,keep=*.keep");

@@ -12,6 +12,7 @@ pub mod fanotify;
 pub mod handles;
 pub mod inode;
 pub mod ioctls;
+pub mod lease;
 pub mod length;
 pub mod locks;
 pub mod loop_devices;

@@ -6,6 +6,30 @@
 //! announces every write from then on. What was accepted then always fits.
 
 use crate::Result;
+use std::cell::Cell;
+
+thread_local! {
+    /// See [`arriving`].
+    static ARRIVING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Does a write of what a door may have held back, in the thread that calls: so a layer that knows the file to be collected can tell it from
+/// one that somebody is making at this moment, whatever lies between the door and the layer.
+pub fn arriving<T>(write: impl FnOnce() -> T) -> T {
+    struct Ended(bool);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            ARRIVING.set(self.0);
+        }
+    }
+    let _ended = Ended(ARRIVING.replace(true));
+    write()
+}
+
+/// Whether the calling thread is in [`arriving`].
+pub fn is_arriving() -> bool {
+    ARRIVING.get()
+}
 
 /// The layer's side: the permission to collect writes to one open file.
 pub trait Collected: Send + Sync {
@@ -39,4 +63,17 @@ pub trait Collector: Send + Sync {
     /// # Errors
     /// Where the door cannot; what is held back must then be counted as held back on.
     fn settle(&self) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{arriving, is_arriving};
+
+    #[test]
+    fn only_what_is_done_inside_arrives() {
+        assert!(!is_arriving());
+        assert!(arriving(|| arriving(is_arriving) && is_arriving()));
+        assert!(std::panic::catch_unwind(|| arriving(|| panic!("as asked for"))).is_err());
+        assert!(!is_arriving() && !arriving(|| std::thread::spawn(is_arriving).join().unwrap_or(true)));
+    }
 }

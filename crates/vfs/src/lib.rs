@@ -20,7 +20,7 @@ mod open_file;
 pub use attr::{Attr, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector};
+pub use collected::{Collected, Collector, arriving, is_arriving};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};

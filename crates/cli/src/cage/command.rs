@@ -49,7 +49,8 @@ pub enum CageOrder {
 /// The command line of `nacre cage`.
 pub fn command() -> Command {
     let engine = "What enforces the limit: fuse (the default: everywhere, without root), loop (an image with a file system of its own), quota (project quotas \
-                  or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why)";
+                  or Btrfs qgroups of the file system below, where they are enabled), auto (quota where it keeps every promise, else fuse; says which and why). A \
+                  directory that is in an image already goes on with loop where no other engine is named";
     let options = commands::options(shown).into_iter().map(|arg| if arg.get_id() == "engine" { arg.help(engine) } else { arg });
     Command::new("cage")
         .about("Limit what a directory may hold, in bytes and files")

@@ -25,6 +25,8 @@ pub struct CagePlan {
     pub mountpoint: Option<PathBuf>,
     /// What enforces the limit.
     pub engine: Engine,
+    /// Nobody chose it: a directory whose image is known goes on with that.
+    pub engine_by_default: bool,
     /// Limits and policies.
     pub settings: CageSettings,
     /// The first option given that only the engine fuse has, as it is written.
@@ -89,8 +91,13 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
         return Ok(plan::remount(mountpoint.unwrap_or(directory), settings));
     }
     let engine = settings.engine;
+    let engine_by_default = !given.iter().any(|given| given.option == Opt::Engine);
     check_engine(engine, given)?;
-    check_settings(&settings.cage, engine)?;
+    // An image that there is already has its size.
+    if settings.cage.size.is_none() && engine != Engine::Loop && !engine_by_default {
+        return Err(no_size());
+    }
+    check_settings(&settings.cage)?;
     let fuse_only = given.iter().map(|given| given.option).find(|option| !of_every_engine(*option));
     let cage = settings.cage.clone();
     let stack = StackSource::Spec(StackSpec { layers: layers(&settings, directory.clone()) });
@@ -100,7 +107,7 @@ pub fn cage(program: &str, settings: Settings, given: &[Given], positionals: Vec
     mount.engine = Engine::Fuse;
     mount.prefix = super::PREFIX;
     let fuse_only = fuse_only.map(written);
-    Ok(Plan::Cage(Box::new(CagePlan { mount, directory, mountpoint, engine, settings: cage, fuse_only })))
+    Ok(Plan::Cage(Box::new(CagePlan { mount, directory, mountpoint, engine, engine_by_default, settings: cage, fuse_only })))
 }
 
 fn paths(positionals: Vec<OsString>) -> Result<(PathBuf, Option<PathBuf>), Failure> {
@@ -131,11 +138,12 @@ fn check_engine(engine: Engine, given: &[Given]) -> Result<(), Failure> {
     }
 }
 
-fn check_settings(cage: &CageSettings, engine: Engine) -> Result<(), Failure> {
-    // An image that there is already has its size.
-    if cage.size.is_none() && engine != Engine::Loop {
-        return Err(Failure::usage("--size is needed: how much may the directory hold?").next("for example --size 10G"));
-    }
+/// A new cage has to have a size.
+pub fn no_size() -> Failure {
+    Failure::usage("--size is needed: how much may the directory hold?").next("for example --size 10G")
+}
+
+fn check_settings(cage: &CageSettings) -> Result<(), Failure> {
     let drops = cage.when_full == WhenFull::DropOldest;
     let idle = [
         (!cage.keep.is_empty() && !drops, "--keep", "--when-full=drop-oldest"),

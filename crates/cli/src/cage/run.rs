@@ -4,7 +4,7 @@ use super::{
     command::CageOrder,
     engine::{self, EngineKind, Wanted},
     find, place,
-    plan::CagePlan,
+    plan::{self, CagePlan},
     record::Record,
     resize, status, writers,
 };
@@ -32,12 +32,16 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     }
     let program = plan.mount.program.as_str();
     plan.mount.warnings.iter().for_each(|warning| tell(program, warning));
+    let image = known_image(plan)?;
+    if plan.settings.size.is_none() && plan.engine != Engine::Loop && image.is_none() {
+        return Err(plan::no_size());
+    }
     serve::clear(&plan.mount.mountpoint, &plan.mount)?;
     if serve::is_there(&plan.mount)? {
         return Ok(ExitCode::SUCCESS);
     }
     let wanted = wanted(plan)?;
-    let (engine, reason) = choose(plan, &wanted);
+    let (engine, reason) = choose(plan, &wanted, image.as_ref());
     place::apart(&wanted.directory, wanted.place())?;
     if engine == EngineKind::Fuse {
         place::uncaged(&wanted.directory, &find::known()?, &mountinfo::read()?)?;
@@ -45,7 +49,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     if plan.mount.explain {
         return explain(plan, &wanted, engine, &reason);
     }
-    if plan.engine == Engine::Auto {
+    if plan.engine == Engine::Auto || image.is_some() {
         tell(program, &format!("engine {engine}: {reason}"));
     }
     if wanted.mountpoint.is_none() && engine != EngineKind::Quota {
@@ -77,8 +81,21 @@ fn wanted(plan: &CagePlan) -> Result<Wanted, Failure> {
     })
 }
 
-fn choose(plan: &CagePlan, wanted: &Wanted) -> (EngineKind, String) {
+/// The image that this very cage was made with before, where no engine was asked for: nobody wants another cage in its empty mount point.
+fn known_image(plan: &CagePlan) -> Result<Option<Record>, Failure> {
+    if !plan.engine_by_default && plan.engine != Engine::Auto {
+        return Ok(None);
+    }
+    let record = find::record(&plan.directory)?.filter(|record| record.engine == EngineKind::Loop);
+    let elsewhere = |mountpoint: &Path| std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
+    Ok(record.filter(|record| plan.mountpoint.as_deref().is_none_or(|mountpoint| elsewhere(mountpoint) == record.mountpoint)))
+}
+
+fn choose(plan: &CagePlan, wanted: &Wanted, image: Option<&Record>) -> (EngineKind, String) {
     let asked = |engine: EngineKind| (engine, format!("--engine={engine}"));
+    if let Some(path) = image.and_then(Record::image) {
+        return (EngineKind::Loop, format!("this cage is in the image {}", path_text(path)));
+    }
     match plan.engine {
         Engine::Auto => engine::choose(wanted, rustix::process::geteuid().is_root()),
         Engine::Loop => asked(EngineKind::Loop),

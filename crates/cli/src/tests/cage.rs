@@ -87,14 +87,15 @@ fn engines_know_what_is_not_theirs() {
     ] {
         let plan = cage(arguments);
         assert_eq!((plan.engine, plan.fuse_only.as_deref()), (engine, fuse_only), "{arguments:?}");
+        assert_eq!(plan.engine_by_default, !arguments.iter().any(|argument| argument.starts_with("--engine")), "{arguments:?}");
     }
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
     for (arguments, says) in [
-        (&["/d"][..], "--size is needed"),
-        (&["--engine=quota", "/d"], "--size is needed"),
+        (&["--engine=quota", "/d"][..], "--size is needed"),
+        (&["--engine=fuse", "/d"], "--size is needed"),
         (&["--size=10X", "/d"], "size: \"10X\" is no size"),
         (&["--size=-1G", "/d"], "is no size"),
         (&["--size=", "/d"], "is no size"),
@@ -180,7 +181,9 @@ fn fstab_has_a_word_for_it() {
         matches!(mount(&["cage:/d", "/d", "-o", "remount,ro,size=10G"]), Ok(Plan::Remount(remount)) if remount.mountpoint == Path::new("/d"))
     );
     assert_eq!(mount(&["cage:/d", "/d", "-f", "-o", "size=1G"]), Ok(Plan::Nothing));
-    assert!(mount(&["cage:/d", "/d"]).unwrap_err().what.contains("--size is needed"));
+    // One that is in an image already has its size.
+    assert!(planned(mount(&["cage:/d", "/d"]).unwrap()).engine_by_default);
+    assert!(mount(&["cage:/d", "/d", "-o", "engine=fuse"]).unwrap_err().what.contains("--size is needed"));
     assert!(mount(&["cage:", "/d", "-o", "size=1G"]).unwrap_err().what.contains("DIR is needed"));
     // A mirror limits nothing, and says so.
     for failure in

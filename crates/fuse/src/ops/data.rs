@@ -39,11 +39,15 @@ impl Door {
         let cached = flags & abi::flag::WRITE_CACHE != 0;
         let placed = cached || self.collecting.collects(handle.nodeid);
         let appends = OpenFlags(file_flags).appends() && !placed;
-        let mut written = if appends { handle.file.append(data)? } else { handle.file.write(data, offset)? };
+        let write = |data: &[u8], offset| match cached {
+            true => nacre_vfs::arriving(|| handle.file.write(data, offset)),
+            false => handle.file.write(data, offset),
+        };
+        let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
         // The kernel takes a short answer for the whole then, and the rest would be lost without a word: only an error is heard.
         while cached && written < data.len() {
             let rest = data.get(written..).unwrap_or_default();
-            match handle.file.write(rest, offset.saturating_add(written as u64))? {
+            match write(rest, offset.saturating_add(written as u64))? {
                 0 => return Err(Errno::EIO.into()),
                 more => written += more,
             }

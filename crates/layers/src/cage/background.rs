@@ -339,10 +339,10 @@ impl CountRule for Counting {
         true
     }
 
-    fn cost(&self, attr: &Attr) -> u64 {
+    fn cost(&self, node: &Node, attr: &Attr) -> u64 {
         let Some(shared) = self.shared.upgrade() else { return 0 };
         shared.background.found(&attr.id);
-        shared.rule.found(attr)
+        shared.rule.cost(attr, shared.keeps(node, attr))
     }
 
     fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize> {

@@ -16,10 +16,11 @@ use crate::{
     context::{Waiting, wait_for},
     spec::{WhenFull, Writes},
 };
-use nacre_vfs::{Attr, Errno, FileId, Invalidation, Kind, Layer, Node, OpenFile, Result};
+use nacre_vfs::{Attr, Caller, Errno, FileId, Invalidation, Kind, Layer, Node, OpenFile, OpenFlags, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::HashMap,
+    os::fd::BorrowedFd,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -98,6 +99,18 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// `FS_XFLAG_PREALLOC` (linux/fs.h): `fallocate(2)` was used on the file, and the file system gives nothing back by itself.
+const PREALLOCATED: u32 = 2;
+
+/// Whether the file system keeps what lies behind a file's end because somebody asked for it.
+///
+/// # Errors
+/// What `FS_IOC_FSGETXATTR` says.
+fn is_preallocated(file: BorrowedFd<'_>) -> std::io::Result<bool> {
+    let flags = nacre_sys::ioctls::extended(file)?.first_chunk().copied().map_or(0, u32::from_ne_bytes);
+    Ok(flags & PREALLOCATED != 0)
+}
+
 /// Why something was not booked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Short {
@@ -112,22 +125,31 @@ pub(super) enum Short {
 pub(super) enum Source {
     /// Somebody's call, which can wait and fail.
     Call,
+    /// The same, by a caller who may hold the lock of a file that what a door holds back has to wait for.
+    Beside,
     /// What was granted when a door took it, so that it fits.
     Held,
 }
 
 impl Shared {
-    /// The group that a path below the root lies in.
-    pub(super) fn group_of_path(&self, path: &[u8]) -> Option<usize> {
-        self.dirs.iter().position(|dir| path.strip_prefix(dir.as_slice()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/")))
+    /// The group that what is found at a path below the root lies in. A limited directory lies in its own; something else in its place does not.
+    pub(super) fn group_of_path(&self, path: &[u8], kind: Kind) -> Option<usize> {
+        let own = kind == Kind::Directory;
+        let inside = |rest: &[u8]| own && rest.is_empty() || rest.starts_with(b"/");
+        self.dirs.iter().position(|dir| path.strip_prefix(dir.as_slice()).is_some_and(inside))
     }
 
-    /// The group that a file lies in.
-    pub(super) fn group(&self, node: &Node) -> Option<usize> {
+    /// The group that a directory, and what is made in it, lies in.
+    pub(super) fn group(&self, directory: &Node) -> Option<usize> {
+        self.group_of(directory, Kind::Directory)
+    }
+
+    /// The group that a file of this kind lies in.
+    pub(super) fn group_of(&self, node: &Node, kind: Kind) -> Option<usize> {
         if self.dirs.is_empty() {
             return None;
         }
-        self.group_of_path(&self.below.path(node)?)
+        self.group_of_path(&self.below.path(node)?, kind)
     }
 
     /// Notes that what is booked for a file is about to change.
@@ -158,17 +180,33 @@ impl Shared {
 
     /// Learns of a file that was there before us: it is in the ledger already.
     pub(super) fn load(&self, state: &mut State, node: &Node, attr: &Attr) {
-        let group = self.group(node);
+        let group = self.group_of(node, attr.kind);
         state.loaded = true;
         state.counted = true;
         state.gone = attr.nlink == 0;
         state.node = Some(node.clone());
         state.kind = Some(attr.kind);
         state.owner = Owner { uid: attr.uid, group };
-        state.kept = self.rule.seems_kept(attr);
+        state.kept = self.keeps(node, attr);
         state.cost = self.rule.cost(attr, state.kept);
         state.pool = 0;
         self.look(state, attr);
+    }
+
+    /// Whether a file that nothing is known of keeps what is allocated behind its end. Where the attributes do not tell, the file system is asked.
+    pub(super) fn keeps(&self, node: &Node, attr: &Attr) -> bool {
+        if !self.rule.may_keep(attr) {
+            return self.rule.seems_kept(attr);
+        }
+        let asked = self.below.open(&Caller::ROOT, node, OpenFlags::READ).and_then(|file| match file.backing() {
+            Some(file) => Ok(is_preallocated(file)?),
+            // What is below does not say. Then it was allocated ahead, which is far more common.
+            None => Ok(false),
+        });
+        asked.unwrap_or_else(|error| {
+            tracing::debug!(%error, id = ?attr.id, "why a file has space behind its end cannot be asked");
+            false
+        })
     }
 
     /// What a count is told of the file: to be called before a file is changed, and with each change of what is booked.
@@ -209,7 +247,7 @@ impl Shared {
 
     /// Asks below what a file is now, and books it.
     pub(super) fn refresh(&self, inode: &Inode, state: &mut State, node: &Node, file: Option<&dyn OpenFile>) {
-        match self.below.getattr(&nacre_vfs::Caller::ROOT, node, file) {
+        match self.below.getattr(&Caller::ROOT, node, file) {
             Ok(attr) => self.learn(inode, state, node, &attr),
             // What was booked stays: it is the worst case. The next recount knows better.
             Err(error) => {
@@ -335,11 +373,16 @@ impl Shared {
         match collecting.phase() {
             // It will not fit, whatever arrives.
             _ if room < bytes => Err(Short::Full(Full::Whole)),
-            Phase::Free => {
-                collecting.recall(&gate);
+            phase @ (Phase::Free | Phase::Recalled) => {
+                if phase == Phase::Free {
+                    collecting.recall(&gate);
+                }
+                // Until he has gone on, nothing of that file can arrive.
+                if source == Source::Beside && collecting.spend(&gate, bytes) {
+                    return self.ledger.charge(owner, bytes, inodes).map_err(Short::Full);
+                }
                 Err(Short::Unsettled)
             }
-            Phase::Recalled => Err(Short::Unsettled),
             Phase::Settled => self.ledger.charge(owner, bytes, inodes).map_err(Short::Full),
             Phase::Stuck => Err(Short::Full(Full::Whole)),
         }
@@ -481,7 +524,7 @@ impl Shared {
     ) -> Result<u64, Short> {
         let short = match self.admit_exactly(inode, state, offset, length, source) {
             Ok(()) => return Ok(length),
-            Err(short @ Short::Full(Full::Whole | Full::User | Full::Dir)) if partly && source == Source::Call => short,
+            Err(short @ Short::Full(Full::Whole | Full::User | Full::Dir)) if partly && source != Source::Held => short,
             Err(short) => return Err(short),
         };
         let held = self.collecting.get().map_or(0, |collecting| collecting.held());

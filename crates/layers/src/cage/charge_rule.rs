@@ -78,8 +78,8 @@ impl Rule {
         }
     }
 
-    /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates ahead by itself, this cannot be told and
-    /// the answer is no. What the file system needs to find a file's blocks is counted with them, so a little more than the length says nothing.
+    /// Whether a file that nothing is known of keeps space behind its end. Where storage allocates ahead by itself, this does not show in the
+    /// attributes and the answer is no ([`Rule::may_keep`]). What the file system needs to find a file's blocks is counted with them, so a little more than the length says nothing.
     pub fn seems_kept(&self, attr: &Attr) -> bool {
         let bookkeeping = 2 * self.unit + attr.size / 128;
         self.storage == Storage::Plain
@@ -87,8 +87,13 @@ impl Rule {
             && attr.blocks.saturating_mul(512) > self.whole(attr.size).saturating_add(bookkeeping)
     }
 
-    /// What a file costs that nothing is known of: for counting what is found. Where storage allocates ahead, a file with holes may seem to
-    /// cost a little more than it does.
+    /// Whether there is space behind a file's end of which only the file system knows why: allocated ahead, or because somebody asked for it.
+    pub fn may_keep(&self, attr: &Attr) -> bool {
+        self.storage == Storage::Ahead && attr.kind == Kind::File && attr.blocks.saturating_mul(512) > self.whole(attr.size)
+    }
+
+    /// What a file costs that nothing is known of, and that holds nothing somebody asked for behind its end in vain. Where storage allocates
+    /// ahead, a file with holes may seem to cost a little more than it does.
     pub fn found(&self, attr: &Attr) -> u64 {
         self.cost(attr, self.seems_kept(attr))
     }
@@ -145,7 +150,9 @@ mod tests {
         assert!(!rule.seems_kept(&file(4096, 8 + 16)));
         assert!(rule.seems_kept(&file(4096, 8 + 24)));
         assert!(!rule.seems_kept(&file(1 << 30, (1 << 21) + 8192)));
-        assert!(!Rule::new(4096, Storage::Ahead).seems_kept(&file(0, 1 << 20)));
+        let ahead = Rule::new(4096, Storage::Ahead);
+        assert!(!ahead.seems_kept(&file(0, 1 << 20)));
+        assert!(ahead.may_keep(&file(0, 8)) && !ahead.may_keep(&file(1, 8)) && !rule.may_keep(&file(0, 2048)));
         assert_eq!(rule.found(&file(0, 2048)), 1 << 20);
     }
 

@@ -30,6 +30,11 @@ pub(super) enum Phase {
     Stuck,
 }
 
+/// The most that calls on collected files may take during one settling of what has to stay free, bytes; and at most this part of that.
+/// A door counts single writes that are under way among what it can hold back: these are such.
+const BESIDE: u64 = 16 << 20;
+const BESIDE_PART: u64 = 8;
+
 /// How long one who waits for a settling sleeps at once, before he looks whether the cage is being shut down.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -40,6 +45,8 @@ pub(super) struct Collecting {
     gate: Mutex<()>,
     files: AtomicUsize,
     bound: AtomicU64,
+    /// How much of it [`Collecting::spend`] may still give away during this settling.
+    beside: AtomicU64,
     /// A limit was lowered while something was held back: that was granted before, and is let in above it.
     forgiving: AtomicBool,
     asleep: Mutex<()>,
@@ -55,6 +62,7 @@ impl Collecting {
             gate: Mutex::new(()),
             files: AtomicUsize::new(0),
             bound: AtomicU64::new(0),
+            beside: AtomicU64::new(0),
             forgiving: AtomicBool::new(false),
             asleep: Mutex::new(()),
             changed: Condvar::new(),
@@ -100,10 +108,20 @@ impl Collecting {
     /// Recalls the permission, under the gate.
     pub(super) fn recall(&self, _gate: &MutexGuard<'_, ()>) {
         if self.phase() == Phase::Free {
+            self.beside.store((self.bound() / BESIDE_PART).min(BESIDE), Ordering::Relaxed);
             // Before the door is told: from here on, [`Collecting::unannounced`] must answer no.
             self.set(Phase::Recalled);
             self.door.recall();
         }
+    }
+
+    /// Takes a little of what has to stay free for a call whose caller holds what the settling waits for; whether there was enough left.
+    pub(super) fn spend(&self, _gate: &MutexGuard<'_, ()>, bytes: u64) -> bool {
+        let left = self.beside.load(Ordering::Relaxed).checked_sub(bytes);
+        if let Some(left) = left {
+            self.beside.store(left, Ordering::Relaxed);
+        }
+        left.is_some()
     }
 
     /// Takes one more file in, where `room` is enough; answers whether.

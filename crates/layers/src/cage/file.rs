@@ -150,9 +150,13 @@ impl CageFile {
         }
     }
 
-    /// Whether what arrives may have been held back by a door: nobody can be told any more that it does not fit.
+    /// Whether what is written may have been held back by a door: nobody can be told any more that it does not fit.
     fn source(state: &State) -> Source {
-        if state.collected > 0 { Source::Held } else { Source::Call }
+        match state.collected {
+            0 => Source::Call,
+            _ if nacre_vfs::is_arriving() => Source::Held,
+            _ => Source::Beside,
+        }
     }
 
     fn write_under(&self, state: &mut State, data: &[u8], offset: Option<u64>, partly: bool) -> Result<usize, Lack> {
@@ -359,6 +363,8 @@ impl Collected for CageFile {
         }
         self.lease.collected.store(true, Ordering::Relaxed);
         state.collected += 1;
+        // What is collected arrives at places that only the kernel knows: its blocks must be known as they are.
+        self.refresh(&mut state);
         true
     }
 

@@ -51,11 +51,13 @@ impl Cage {
             below
         } else {
             let below = shared.below.open(caller, node, lower)?;
-            if flags.writes() {
-                let mut state = inode.lock();
+            let mut state = inode.lock();
+            // Each append has a look itself, and so has the beginning of collecting.
+            if flags.writes() && !(flags.appends() && state.loaded) {
                 let attr = shared.below.getattr(caller, node, Some(&*below))?;
                 shared.learn(inode, &mut state, node, &attr);
             }
+            drop(state);
             below
         };
         Ok(Arc::new(CageFile::new(below, node.clone(), lease)))
@@ -373,7 +375,7 @@ impl Cage {
             return work();
         }
         let inode = shared.inodes.get(attr.id);
-        let owner = Owner { uid: attr.uid, group: shared.group(node) };
+        let owner = Owner { uid: attr.uid, group: shared.group_of(node, attr.kind) };
         let _naming = shared.naming.read();
         let _room = if bytes > 0 { Some(Reserve::new(shared, owner, bytes, 0)?) } else { None };
         let mut state = inode.lock();

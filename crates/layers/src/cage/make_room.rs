@@ -258,7 +258,7 @@ impl Shared {
     }
 
     fn judge(&self, found: &mut Found, parent: &Node, entry: Entry, path: Vec<u8>, (full, owner): (Full, Owner)) {
-        let file = Owner { uid: entry.attr.uid, group: self.group_of_path(&path) };
+        let file = Owner { uid: entry.attr.uid, group: self.group_of_path(&path, entry.attr.kind) };
         if self.dropping.keeps(&path) || !Shared::helps(full, owner, file) {
             return;
         }

@@ -422,6 +422,10 @@ impl Shared {
             self.note(saved, inode.id, place.as_deref().unwrap_or(SOMEWHERE), state);
         }
         state.node = Some(fresh.node.clone());
+        if fresh.attr.kind == Kind::File {
+            // Some file systems write a file out that takes another one's place (ext4), which can cost it a block of their own.
+            self.learn(inode, state, &fresh.node, &fresh.attr);
+        }
         if fresh.attr.kind == Kind::Directory {
             // The places of everything below are other ones now.
             self.background.directory_moved(&fresh.node, state.owner.group);

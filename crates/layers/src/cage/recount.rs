@@ -42,7 +42,7 @@ pub trait Rule: Send + Sync {
     fn counts(&self, id: &FileId) -> bool;
 
     /// What a file costs, bytes.
-    fn cost(&self, attr: &Attr) -> u64;
+    fn cost(&self, node: &Node, attr: &Attr) -> u64;
 
     /// The group of what lies in `directory` and of itself, given the group of the directory above.
     fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize>;
@@ -286,16 +286,16 @@ impl Recount {
             return Ok(());
         }
         let mut group = frame.directory.group;
+        let cost = self.rule.cost(&node, &attr);
         if attr.kind == Kind::Directory {
             group = self.rule.group(&attr.id, group);
             frame.below.push(Directory { node, group, name: name.into() });
         }
-        self.count(&attr, group);
+        self.count(&attr, cost, group);
         Ok(())
     }
 
-    fn count(&mut self, attr: &Attr, group: Option<usize>) {
-        let cost = self.rule.cost(attr);
+    fn count(&mut self, attr: &Attr, cost: u64, group: Option<usize>) {
         if self.visited.add(&attr.id, Owner { uid: attr.uid, group }, cost) {
             self.control.files.fetch_add(1, Ordering::Relaxed);
             self.control.bytes.fetch_add(cost, Ordering::Relaxed);

@@ -192,8 +192,8 @@ fn put_right(shared: &Shared, touched: &[Touched]) -> bool {
         };
         shared.ledger.release(touched.owner, charge, existed);
         if let Some(entry) = now {
-            let owner = super::ledger::Owner { uid: entry.attr.uid, group: shared.group_of_path(&touched.place) };
-            shared.ledger.force(owner, shared.rule.found(&entry.attr), 1);
+            let owner = super::ledger::Owner { uid: entry.attr.uid, group: shared.group_of_path(&touched.place, entry.attr.kind) };
+            shared.ledger.force(owner, shared.rule.cost(&entry.attr, shared.keeps(&entry.node, &entry.attr)), 1);
         }
     }
     all

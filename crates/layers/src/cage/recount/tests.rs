@@ -23,7 +23,7 @@ impl Rule for ByBlocks {
     fn counts(&self, id: &FileId) -> bool {
         id.fs == self.fs
     }
-    fn cost(&self, attr: &Attr) -> u64 {
+    fn cost(&self, _: &Node, attr: &Attr) -> u64 {
         attr.blocks * 512
     }
     fn group(&self, directory: &FileId, above: Option<usize>) -> Option<usize> {

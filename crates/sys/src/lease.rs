@@ -1,0 +1,57 @@
+//! Whether anybody else has a file open or mapped: leases (`F_SETLEASE`) tell, and nothing else does without a search through all processes.
+
+use crate::check;
+use std::{
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+/// `F_SETSIG` (asm-generic/fcntl.h), which libc lacks: the signal that tells of a lease to be broken.
+const F_SETSIG: libc::c_int = 10;
+
+/// Whether anybody but this open file has the file open, or a mapping of it, at this moment; also the kernel on somebody's behalf.
+/// A write lease is only granted to the single user of a file, and given back at once.
+///
+/// # Errors
+/// EINVAL where the file system knows no leases or the file is no regular one, EACCES where it belongs to somebody else and `CAP_LEASE` is
+/// missing.
+pub fn is_used_by_others(file: BorrowedFd<'_>) -> io::Result<bool> {
+    let fd = file.as_raw_fd();
+    // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a signal: one that is ignored unless asked for.
+    // SAFETY: a command of integers on a descriptor that is borrowed, so open.
+    check(i64::from(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) }))?;
+    // SAFETY: as above.
+    let taken = check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) }));
+    match taken {
+        Ok(_) => {
+            // SAFETY: as above.
+            check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }))?;
+            Ok(false)
+        }
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs::File, os::fd::AsFd};
+
+    #[test]
+    fn others_are_noticed() {
+        let path = std::env::temp_dir().join(format!("nacre-sys-lease-{}", std::process::id()));
+        std::fs::write(&path, b"content").unwrap();
+        let file = File::open(&path).unwrap();
+        assert!(!is_used_by_others(file.as_fd()).unwrap());
+        let other = File::open(&path).unwrap();
+        assert!(is_used_by_others(file.as_fd()).unwrap());
+        drop(other);
+        assert!(!is_used_by_others(file.as_fd()).unwrap());
+        let writer = File::options().write(true).open(&path).unwrap();
+        assert!(is_used_by_others(file.as_fd()).unwrap());
+        drop(writer);
+        assert!(!is_used_by_others(file.as_fd()).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
+}
