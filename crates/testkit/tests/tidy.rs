@@ -23,12 +23,12 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-vfs", &[], &[]),
     ("nacre-sys", &[], &[]),
     ("fusewire", &[], &[]),
-    ("nacre-layers", &["nacre-vfs", "nacre-sys"], &["nacre-testkit"]),
+    ("nacre-layers", &["nacre-vfs", "nacre-sys", "nacre-union"], &["nacre-testkit"]),
     ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-testkit"]),
-    ("nacre-union", &["nacre-vfs"], &["nacre-layers", "nacre-testkit"]),
+    ("nacre-union", &["nacre-vfs", "nacre-sys"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-bench", &[], &[]),
     ("nacre-testkit", &["nacre-vfs"], &[]),
-    ("nacre-cli", &["nacre-vfs", "nacre-sys", "nacre-layers", "nacre-fuse", "fusewire", "nacre-bench"], &["nacre-testkit"]),
+    ("nacre-cli", &["nacre-vfs", "nacre-sys", "nacre-layers", "nacre-union", "nacre-fuse", "fusewire", "nacre-bench"], &["nacre-testkit"]),
 ];
 
 fn root() -> PathBuf {

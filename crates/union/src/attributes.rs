@@ -3,6 +3,7 @@
 //! Questions go to the branch that is shown; changes first make sure that the file is where it may be changed.
 
 use crate::{
+    locate::PIN,
     marks,
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
@@ -21,12 +22,25 @@ fn handle<'a>(node: &Arc<UnionNode>, file: Option<&'a dyn OpenFile>) -> Option<&
     file?.inner().as_any().downcast_ref::<UnionFile>().filter(|file| file.is_of(node))
 }
 
+/// Asks the branch that is shown, and once more where the file has gone to another branch meanwhile.
+fn on_top<T>(node: &UnionNode, mut ask: impl FnMut(&Part) -> Result<T>) -> Result<T> {
+    let top = node.top()?;
+    match ask(&top) {
+        Err(error @ (Errno::ESTALE | Errno::ENOENT)) => {
+            let now = node.top()?;
+            if now.id == top.id && now.branch.slot == top.branch.slot { Err(error) } else { ask(&now) }
+        }
+        other => other,
+    }
+}
+
 impl Shared {
     pub(crate) fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         let node = self.node(node)?;
-        let top = node.top()?;
-        let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
-        let attr = top.branch.layer.getattr(caller, &top.node, open.as_deref().map(|file| file.inner()))?;
+        let attr = on_top(&node, |top| {
+            let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
+            top.branch.layer.getattr(caller, &top.node, open.as_deref().map(|file| file.inner()))
+        })?;
         Ok(self.attr_up(&node, attr))
     }
 
@@ -34,9 +48,9 @@ impl Shared {
         let node = self.node(node)?;
         let top = node.top()?;
         if top.branch.is_writable() || mask & WRITE == 0 {
-            return top.branch.layer.access(caller, &top.node, mask);
+            return on_top(&node, |top| top.branch.layer.access(caller, &top.node, mask));
         }
-        if !self.can_rise(top.branch.index) {
+        if !self.can_rise(top.branch.index()) {
             return Err(Errno::EROFS);
         }
         match mask & !WRITE {
@@ -65,29 +79,39 @@ impl Shared {
     }
 
     pub(crate) fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        let top = self.node(node)?.top()?;
-        top.branch.layer.readlink(caller, &top.node)
+        on_top(&*self.node(node)?, |top| top.branch.layer.readlink(caller, &top.node))
     }
 
     pub(crate) fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
         let node = self.directory(node)?;
-        for part in node.parts().iter().filter(|part| part.branch.is_writable()) {
+        for part in node.parts().iter().filter(|part| self.options.sync && part.branch.is_writable()) {
             part.branch.layer.fsyncdir(caller, &part.node, data_only)?;
         }
         Ok(())
     }
 
     pub(crate) fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        let top = self.node(node)?.top()?;
+        let node = self.node(node)?;
+        if (name.starts_with(b"user.nacre.") || name.starts_with(b"user.mergerfs."))
+            && let Some(value) = self.made_up(&node, name)?
+        {
+            if !buffer.is_empty() {
+                buffer.get_mut(..value.len()).ok_or(Errno::ERANGE)?.copy_from_slice(&value);
+            }
+            return Ok(value.len());
+        }
         if marks::is_private_xattr(name) {
             return Err(Errno::ENODATA);
         }
-        top.branch.layer.getxattr(caller, &top.node, name, buffer)
+        match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, name, buffer)) {
+            // Some branches have ACLs and others cannot: the kernel takes that answer for a failure of its permission check.
+            Err(Errno::EOPNOTSUPP) if name.starts_with(b"system.posix_acl_") => Err(Errno::ENODATA),
+            other => other,
+        }
     }
 
     pub(crate) fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        let top = self.node(node)?.top()?;
-        let names = all_xattrs(caller, &top)?;
+        let names = on_top(&*self.node(node)?, |top| all_xattrs(caller, top))?;
         let mut shown = Vec::with_capacity(names.len());
         for name in names.split_inclusive(|byte| *byte == 0).filter(|name| !marks::is_private_xattr(name)) {
             shown.extend_from_slice(name);
@@ -100,6 +124,9 @@ impl Shared {
 
     pub(crate) fn setxattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let node = self.node(node)?;
+        if name == PIN {
+            return self.set_pin(&node, true);
+        }
         if marks::is_private_xattr(name) {
             return Err(Errno::EPERM);
         }
@@ -111,6 +138,9 @@ impl Shared {
 
     pub(crate) fn removexattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
         let node = self.node(node)?;
+        if name == PIN {
+            return self.set_pin(&node, false);
+        }
         if marks::is_private_xattr(name) {
             return Err(Errno::EPERM);
         }
@@ -148,9 +178,10 @@ impl Shared {
 
     fn figures_of(&self, caller: &Caller, top: &Part) -> Result<StatFs> {
         // New content goes to the branch where the file would be copied to.
-        let writable = self.branches.iter().take(top.branch.index + 1).rev().find(|branch| branch.is_writable());
+        let branches = self.branches();
+        let writable = branches.iter().take(top.branch.index().saturating_add(1)).rev().find(|branch| branch.is_writable());
         match writable {
-            Some(branch) if branch.index != top.branch.index => branch.layer.statfs(caller, &branch.root),
+            Some(branch) if branch.index() != top.branch.index() => branch.layer.statfs(caller, &branch.root),
             _ => top.branch.layer.statfs(caller, &top.node),
         }
     }
@@ -159,7 +190,7 @@ impl Shared {
     fn sum(&self, caller: &Caller) -> Result<StatFs> {
         let mut seen = Vec::new();
         let mut all = Vec::new();
-        for branch in &self.branches {
+        for branch in self.branches().iter() {
             if !seen.contains(&branch.root_id.fs) {
                 seen.push(branch.root_id.fs);
                 all.push(branch.layer.statfs(caller, &branch.root)?);
@@ -180,7 +211,7 @@ impl Shared {
 
     /// Everything to stable storage.
     pub(crate) fn syncfs(&self) -> Result<()> {
-        for branch in self.branches.iter().filter(|branch| branch.is_writable()) {
+        for branch in self.branches().iter().filter(|branch| self.options.sync && branch.is_writable()) {
             branch.layer.syncfs()?;
         }
         Ok(())
@@ -188,7 +219,7 @@ impl Shared {
 }
 
 /// The names of all extended attributes, the union's own among them.
-fn all_xattrs(caller: &Caller, part: &Part) -> Result<Vec<u8>> {
+pub(crate) fn all_xattrs(caller: &Caller, part: &Part) -> Result<Vec<u8>> {
     for _ in 0..crate::create::ATTEMPTS {
         let size = part.branch.layer.listxattr(caller, &part.node, &mut [])?;
         if size == 0 {

@@ -95,15 +95,50 @@ pub struct BranchMode {
     pub ignore_xattr: XattrClasses,
     /// Nothing new is put there where less than so many bytes are free (`+minfree=SIZE`; `None`: as for the whole union).
     pub min_free: Option<u64>,
+    /// What happens when a file on it is opened (`+coo_reg`, `+coo_all`, `+moo`).
+    pub copy_on_open: CopyOnOpen,
+    /// It is a tier: files go from it and to it as the rules of tiering say (`+fhsm`, `+tier`).
+    pub tier: bool,
+}
+
+/// What happens to a file that is opened, even if only for reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyOnOpen {
+    /// Nothing.
+    #[default]
+    No,
+    /// A regular file is copied to the nearest branch above that takes new files (aufs: `coo_reg`).
+    Files,
+    /// Directories come to be there as well, without what is in them (`coo_all`).
+    All,
+    /// A regular file moves there (`moo`).
+    Move,
+}
+
+impl CopyOnOpen {
+    fn word(self) -> &'static str {
+        match self {
+            CopyOnOpen::No => "",
+            CopyOnOpen::Files => "+coo_reg",
+            CopyOnOpen::All => "+coo_all",
+            CopyOnOpen::Move => "+moo",
+        }
+    }
 }
 
 /// Words for attributes, with what they do or why they are refused.
-const KNOWN: &str =
-    "rw, ro, rr and nc, each with +wh, +nolwh, +unpin, +icex, +icexsec, +icexsys, +icextr, +icexusr, +icexoth, +minfree=SIZE";
+const KNOWN: &str = "rw, ro, rr and nc, each with +wh, +nolwh, +unpin, +coo_reg, +coo_all, +moo, +tier, +icex, +icexsec, +icexsys, +icextr, +icexusr, +icexoth, +minfree=SIZE";
 
 impl BranchMode {
     fn with(permission: Permission) -> BranchMode {
-        BranchMode { permission, whiteouts: false, ignore_xattr: XattrClasses::default(), min_free: None }
+        BranchMode {
+            permission,
+            whiteouts: false,
+            ignore_xattr: XattrClasses::default(),
+            min_free: None,
+            copy_on_open: CopyOnOpen::No,
+            tier: false,
+        }
     }
 
     /// Readable and writable.
@@ -142,7 +177,6 @@ impl BranchMode {
     }
 
     fn add(&mut self, word: &str) -> Result<(), ParseError> {
-        let later = |what: &str| Err(ParseError(format!("the branch attribute {word} ({what}) is not available yet")));
         match word {
             "wh" if self.writable() => {
                 return Err(ParseError(format!("+wh goes with ro and rr: on {} branches whiteouts always count", self.permission)));
@@ -151,9 +185,17 @@ impl BranchMode {
             // Each whiteout is a file of its own; branches can be renamed.
             "nolwh" | "unpin" => {}
             "icex" => self.ignore_xattr.0 = ALL_CLASSES,
-            "coo_reg" | "coo_all" => return later("copy up on open"),
-            "moo" => return later("move up on open"),
-            "fhsm" => return later("tiering"),
+            // Of these, the last one counts.
+            "coo_reg" => self.copy_on_open = CopyOnOpen::Files,
+            "coo_all" => self.copy_on_open = CopyOnOpen::All,
+            "moo" if self.permission != Permission::Rw => {
+                return Err(ParseError(format!("+moo goes with rw: nothing can be moved off {} branches", self.permission)));
+            }
+            "moo" => self.copy_on_open = CopyOnOpen::Move,
+            "fhsm" | "tier" if self.permission != Permission::Rw => {
+                return Err(ParseError(format!("+{word} goes with rw: files are put on tiers and taken off them")));
+            }
+            "fhsm" | "tier" => self.tier = true,
             _ => {
                 if let Some((_, bit, _)) = CLASSES.iter().find(|(class, ..)| *class == word) {
                     self.ignore_xattr.0 |= bit;
@@ -213,6 +255,10 @@ impl fmt::Display for BranchMode {
                     write!(f, "+{word}")?;
                 }
             }
+        }
+        f.write_str(self.copy_on_open.word())?;
+        if self.tier {
+            f.write_str("+tier")?;
         }
         self.min_free.map_or(Ok(()), |bytes| write!(f, "+minfree={bytes}"))
     }
@@ -282,12 +328,37 @@ pub(crate) fn plain(bytes: &Escaped) -> OsString {
     OsString::from_vec(bytes.iter().map(|(byte, _)| *byte).collect())
 }
 
+/// A path as it can be read back.
+pub fn escape_path(path: &Path) -> OsString {
+    let mut text = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        if matches!(byte, b':' | b'=' | b',' | b'\\') {
+            text.push(b'\\');
+        }
+        text.push(*byte);
+    }
+    OsString::from_vec(text)
+}
+
 /// Reads `PATH[=ATTRIBUTES]:...`. Without attributes the first branch is `rw` and all others are `ro`, as in aufs.
 ///
 /// # Errors
 /// An attribute that is not known, an empty path, more than [`BRANCHES_MAX`] branches.
 pub fn parse_branches(text: &OsStr) -> Result<Vec<(PathBuf, BranchMode)>, ParseError> {
     parse_list(text, |index| if index == 0 { BranchMode::rw() } else { BranchMode::ro() })
+}
+
+/// Reads one `PATH[=ATTRIBUTES]`, with this mode where there are no attributes.
+///
+/// # Errors
+/// As [`parse_branches`], and a plain colon.
+pub fn parse_one(text: &OsStr, default: BranchMode) -> Result<(PathBuf, BranchMode), ParseError> {
+    let unescaped = Unescaped::new(text);
+    let mut parts = unescaped.split(b':');
+    match (parts.next(), parts.next()) {
+        (Some(part), None) => parse_branch(part, || default.clone()),
+        _ => Err(ParseError("a colon divides branches; one that belongs to the path is written \\:".to_owned())),
+    }
 }
 
 /// The same as mergerfs has it: without attributes all branches are `rw`.

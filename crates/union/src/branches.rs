@@ -1,27 +1,188 @@
 //! A branch at work: its layer, what may be done with it, and its own directories.
 //!
-//! Made once by [`crate::Union::new`]; the list never changes, and whoever uses a file of a branch holds the branch.
+//! Made by [`crate::Union::named`] and when a branch is added. What may be done with it and its place in the order change only while no
+//! operation is under way (`control.rs`); its slot never changes. Whoever uses a file of a branch holds the branch, so that one that has been
+//! removed from the union goes on serving what is open on it.
 
-use crate::{branch::BranchMode, marks::Marks, work::Work};
+use crate::{
+    branch::{BRANCHES_MAX, BranchMode, CopyOnOpen},
+    marks::{Marks, Namespace, Style},
+    union::Member,
+    work::{Home, Work},
+};
 use nacre_vfs::{Errno, FileId, Layer, Node, Result};
-use std::sync::Arc;
+use parking_lot::RwLock;
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
+    },
+};
+
+/// The place of a branch that is no longer one: below all others.
+const NOWHERE: usize = usize::MAX;
+
+const CREATES: u8 = 1;
+const WRITABLE: u8 = 2;
+const READS_MARKS: u8 = 4;
+/// Nothing new is put there although its mode would allow it.
+const DRAINING: u8 = 8;
+const COPIES_ON_OPEN: u8 = 16;
+
+/// Which slots are taken: also those of branches that have been removed, as long as anybody has something open there.
+#[derive(Default)]
+pub(crate) struct Slots(Vec<Weak<Branch>>);
+
+impl Slots {
+    /// A free slot, one that was never used before another.
+    pub(crate) fn free(&self) -> Option<u8> {
+        let next = if self.0.len() < BRANCHES_MAX { Some(self.0.len()) } else { self.0.iter().position(|slot| slot.strong_count() == 0) };
+        next.and_then(|slot| u8::try_from(slot).ok())
+    }
+
+    /// The slot of this branch is taken.
+    pub(crate) fn take(&mut self, branch: &Arc<Branch>) {
+        let slot = usize::from(branch.slot);
+        if self.0.len() <= slot {
+            self.0.resize(slot + 1, Weak::new());
+        }
+        if let Some(place) = self.0.get_mut(slot) {
+            *place = Arc::downgrade(branch);
+        }
+    }
+}
 
 /// A branch.
 pub(crate) struct Branch {
-    /// Its place, counted from the top.
-    pub(crate) index: usize,
+    /// What listings and tables know it by, for as long as anybody holds it.
+    pub(crate) slot: u8,
+    /// As the user calls it.
+    pub(crate) name: PathBuf,
     pub(crate) layer: Arc<dyn Layer>,
-    pub(crate) mode: BranchMode,
     pub(crate) root: Node,
     pub(crate) root_id: FileId,
-    pub(crate) marks: Marks,
-    /// The hard-link index, where marks are read.
-    pub(crate) links: Option<Node>,
-    /// Of writable branches.
-    pub(crate) work: Option<Work>,
+    style: Style,
+    place: AtomicUsize,
+    flags: AtomicU8,
+    /// Marks are in `user.` attributes.
+    user_marks: AtomicBool,
+    mode: RwLock<Arc<BranchMode>>,
+    /// Where its own directories are instead of at its top.
+    apart: Option<Node>,
+    links: OnceLock<Node>,
+    work: OnceLock<Work>,
 }
 
 impl Branch {
+    /// Opens a branch. Its own directories are made where it is to be written.
+    ///
+    /// # Errors
+    /// ENOTDIR where it is no directory, EROFS where it should be written and cannot be, and what the storage says.
+    pub(crate) fn open(slot: u8, member: Member, style: Style) -> Result<Branch> {
+        let Member { name, layer, mode, work } = member;
+        let root = layer.root()?;
+        if root.attr.kind != nacre_vfs::Kind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        let branch = Branch {
+            slot,
+            name,
+            layer,
+            root: root.node,
+            root_id: root.attr.id,
+            style,
+            place: AtomicUsize::new(NOWHERE),
+            flags: AtomicU8::new(0),
+            user_marks: AtomicBool::new(false),
+            mode: RwLock::new(Arc::new(BranchMode::ro())),
+            apart: work,
+            links: OnceLock::new(),
+            work: OnceLock::new(),
+        };
+        branch.prepare(&mode)?;
+        branch.set_mode(mode);
+        Ok(branch)
+    }
+
+    /// Opens or makes the directories that a mode needs; nothing else changes yet.
+    ///
+    /// # Errors
+    /// As [`Branch::open`].
+    pub(crate) fn prepare(&self, mode: &BranchMode) -> Result<()> {
+        if mode.writable() && self.work.get().is_none() {
+            let work = Work::open(&*self.layer, self.home())?;
+            let namespace = Marks::probe(&*self.layer, &work.directory)?;
+            self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
+            // Only one thread changes branches at a time.
+            let _ = self.work.set(work);
+        }
+        if mode.reads_marks()
+            && self.links.get().is_none()
+            && let Some(links) = Work::links(&*self.layer, self.home(), mode.writable())?
+        {
+            let _ = self.links.set(links);
+        }
+        Ok(())
+    }
+
+    /// Where its own directories are.
+    fn home(&self) -> Home<'_> {
+        self.apart.as_ref().map_or(Home::Top(&self.root), Home::Apart)
+    }
+
+    /// From now on, this is what may be done. [`Branch::prepare`] has been called with it.
+    pub(crate) fn set_mode(&self, mode: BranchMode) {
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let flags = flag(mode.creates(), CREATES)
+            | flag(mode.writable(), WRITABLE)
+            | flag(mode.reads_marks(), READS_MARKS)
+            | flag(mode.copy_on_open != CopyOnOpen::No, COPIES_ON_OPEN);
+        *self.mode.write() = Arc::new(mode);
+        self.flags.store(flags, Ordering::Relaxed);
+    }
+
+    /// Whether anything new may be put there, from now on, if its mode allows it.
+    pub(crate) fn set_draining(&self, draining: bool) {
+        if draining {
+            self.flags.fetch_or(DRAINING, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!DRAINING, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.has(DRAINING)
+    }
+
+    fn has(&self, flag: u8) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
+    }
+
+    /// What may be done with it, as the user wrote it.
+    pub(crate) fn mode(&self) -> Arc<BranchMode> {
+        Arc::clone(&self.mode.read())
+    }
+
+    /// Its place, counted from the top; below all others once it is no longer a branch.
+    pub(crate) fn index(&self) -> usize {
+        self.place.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_index(&self, index: usize) {
+        self.place.store(index, Ordering::Relaxed);
+    }
+
+    /// It is no longer part of the union.
+    pub(crate) fn retire(&self) {
+        self.set_index(NOWHERE);
+    }
+
+    /// Whether it is part of the union.
+    pub(crate) fn is_member(&self) -> bool {
+        self.index() != NOWHERE
+    }
+
     /// Whether this is its top directory.
     pub(crate) fn is_root(&self, id: FileId) -> bool {
         id == self.root_id
@@ -29,7 +190,38 @@ impl Branch {
 
     /// Whether files on it may be changed.
     pub(crate) fn is_writable(&self) -> bool {
-        self.work.is_some()
+        self.has(WRITABLE)
+    }
+
+    /// Whether new files may be put there.
+    pub(crate) fn creates(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & (CREATES | DRAINING) == CREATES
+    }
+
+    /// Whether whiteouts and opaque directories on it count.
+    pub(crate) fn reads_marks(&self) -> bool {
+        self.has(READS_MARKS)
+    }
+
+    /// Whether opening a file may copy or move it up.
+    pub(crate) fn copies_on_open(&self) -> bool {
+        self.has(COPIES_ON_OPEN)
+    }
+
+    /// How marks are written and read.
+    pub(crate) fn marks(&self) -> Marks {
+        let namespace = if self.user_marks.load(Ordering::Relaxed) { Namespace::User } else { Namespace::Trusted };
+        Marks { style: self.style, namespace }
+    }
+
+    /// Marks there have been written by a union whose other branches are like this.
+    pub(crate) fn believe_marks_in(&self, namespace: Namespace) {
+        self.user_marks.store(namespace == Namespace::User, Ordering::Relaxed);
+    }
+
+    /// The hard-link index, where marks are read.
+    pub(crate) fn links(&self) -> Option<&Node> {
+        self.links.get().filter(|_| self.reads_marks())
     }
 
     /// Its own directories.
@@ -37,6 +229,11 @@ impl Branch {
     /// # Errors
     /// EROFS where it is not writable.
     pub(crate) fn work(&self) -> Result<&Work> {
-        self.work.as_ref().ok_or(Errno::EROFS)
+        self.work.get().filter(|_| self.is_writable()).ok_or(Errno::EROFS)
+    }
+
+    /// Whether temporary files of it may be there.
+    pub(crate) fn has_work(&self) -> bool {
+        self.work.get().is_some()
     }
 }

@@ -117,6 +117,8 @@ impl Union {
 
 impl Check<'_> {
     fn directory(&mut self, directory: &Arc<UnionNode>, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
+        let _branches = self.shared.gate.read();
+        self.shared.renew(directory)?;
         let _names = directory.names.read();
         if directory.is_gone() {
             return Ok(());
@@ -128,18 +130,18 @@ impl Check<'_> {
             }
         }
         let sources: Vec<_> = view.parts.iter().map(source).collect();
-        let marks = view.parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+        let marks = view.parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         let mut visible = Visible(Vec::new());
         let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.shared.listings.list(&marks, &request, &sources, &mut visible)?;
         for name in visible.0 {
             let name = Name::new(&name)?;
             let Some(found) = self.shared.sight(&OWN, &view, name)?.found else { continue };
-            let seen = found.top()?.branch.index;
+            let seen = found.top()?.branch.index();
             let node = self.shared.known(directory, name, found)?;
             if node.kind == Kind::Directory {
                 waiting.push(node);
-            } else if node.top()?.branch.index != seen {
+            } else if node.top()?.branch.index() != seen {
                 *self.names.entry(node.id).or_insert(0) += 1;
             }
         }
@@ -151,7 +153,7 @@ impl Check<'_> {
         let (branch, name) = (&part.branch, Name::new(bytes)?);
         if branch.work()?.is_left_over(bytes) {
             let removed = if self.repair { remove(part, name).map(|()| true)? } else { false };
-            self.found(directory, branch.index, bytes, Problem::Leftover, removed);
+            self.found(directory, branch.index(), bytes, Problem::Leftover, removed);
             return Ok(());
         }
         let hidden = match marks::listed(name) {
@@ -171,12 +173,13 @@ impl Check<'_> {
         if self.repair {
             branch.layer.unlink(&OWN, &part.node, name)?;
         }
-        self.found(directory, branch.index, bytes, Problem::UselessWhiteout, self.repair);
+        self.found(directory, branch.index(), bytes, Problem::UselessWhiteout, self.repair);
         Ok(())
     }
 
     /// Counts of the hard-link index against what the walk has found.
     fn links(&mut self) -> Result<()> {
+        let _branches = self.shared.gate.read();
         for (id, branch, counted) in self.shared.links.counts() {
             let found = self.names.get(&id).copied().unwrap_or(0);
             if found < counted {

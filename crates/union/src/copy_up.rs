@@ -7,9 +7,11 @@
 //! * the parents are there before; the parent's times are put back after.
 
 use crate::{
+    branch::CopyOnOpen,
     branches::Branch,
     identity, marks,
     node::{Part, Place, UnionNode},
+    relocate::{PIECE, Pace},
     union::{OWN, Shared},
     work::Temporary,
 };
@@ -53,13 +55,13 @@ impl Shared {
             return self.raise_directory(node);
         }
         let top = node.top()?;
-        if top.branch.is_writable() && top.branch.index <= most {
+        if top.branch.is_writable() && top.branch.index() <= most {
             return Ok(top);
         }
         let _alone = node.copying.lock();
         for _ in 0..ATTEMPTS {
             let top = node.top()?;
-            if top.branch.is_writable() && top.branch.index <= most {
+            if top.branch.is_writable() && top.branch.index() <= most {
                 return Ok(top);
             }
             if top.branch.is_writable() && !node.open_files().is_empty() {
@@ -67,7 +69,7 @@ impl Shared {
                 return Err(Errno::EXDEV);
             }
             let place = node.place().filter(|_| !node.is_gone());
-            let target = self.branch_for_copy(place.as_ref(), top.branch.index, most)?;
+            let target = self.branch_for_copy(place.as_ref(), top.branch.index(), most)?;
             let parent = place.as_ref().map(|place| self.grow(&place.parent, &target)).transpose()?;
             let attr = self.attr_of_source(node, &top)?;
             let built = self.build(node, &top, &attr, &target, length)?;
@@ -89,14 +91,27 @@ impl Shared {
         top.branch.layer.getattr(&OWN, &top.node, file.as_deref().map(|file| file.inner()))
     }
 
+    /// Makes the copy of a file on a branch, complete and on stable storage, but for its name.
     pub(crate) fn build(&self, node: &Arc<UnionNode>, top: &Part, attr: &Attr, target: &Arc<Branch>, length: u64) -> Result<Built> {
+        self.build_paced(node, (top, attr), target, length, None)
+    }
+
+    /// The same; before each piece is copied, somebody says whether to go on: EINTR where not.
+    pub(crate) fn build_paced(
+        &self,
+        node: &Arc<UnionNode>,
+        (top, attr): (&Part, &Attr),
+        target: &Arc<Branch>,
+        length: u64,
+        pace: Option<Pace<'_>>,
+    ) -> Result<Built> {
         let work = target.work()?;
         let temporary = work.temporary();
         let (layer, directory) = (&target.layer, &work.directory);
         let made = self.make_like(node, top, attr, layer, directory, temporary.name()?)?;
         let (entry, file) = made;
         let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
-        match self.fill(node, top, attr, &built, file, length) {
+        match self.fill(node, (top, attr), &built, file, (length, pace)) {
             Ok(()) => Ok(built),
             Err(error) => {
                 self.discard(&built);
@@ -129,24 +144,33 @@ impl Shared {
         })
     }
 
-    fn fill(&self, node: &Arc<UnionNode>, top: &Part, attr: &Attr, built: &Built, file: Option<Opened>, length: u64) -> Result<()> {
+    fn fill(
+        &self,
+        node: &Arc<UnionNode>,
+        (top, attr): (&Part, &Attr),
+        built: &Built,
+        file: Option<Opened>,
+        (length, pace): (u64, Option<Pace<'_>>),
+    ) -> Result<()> {
         if let Some(file) = &file {
             let size = attr.size.min(length);
             let source = match node.open_files().iter().find(|open| open.is_on(&top.branch) && open.reads()) {
                 Some(open) => Arc::clone(open.present()),
                 None => top.branch.layer.open(&OWN, &top.node, OpenFlags::READ)?,
             };
-            let end = copy_content(&source, file, size)?;
+            let end = copy_content(&source, file, size, pace)?;
             if end < size {
                 let change = SetAttr { size: Some(size), ..SetAttr::default() };
                 built.branch.layer.setattr(&OWN, &built.part.node, Some(file.inner()), &change)?;
             }
         }
         if marks::is_whiteout_device(attr.kind, (attr.rdev_major, attr.rdev_minor)) {
-            built.branch.marks.keep_device(&*built.branch.layer, &built.part.node)?;
+            built.branch.marks().keep_device(&*built.branch.layer, &built.part.node)?;
         }
         self.dress(top, attr, &built.part)?;
-        identity::set_origin(&built.branch, &built.part.node, built.part.id, node.id)?;
+        if !(top.branch.is_writable() && self.loses_number(node, top)) {
+            identity::set_origin(&self.identities, &built.branch, &built.part.node, built.part.id, node.id)?;
+        }
         match file {
             Some(file) if self.options.sync => file.fsync(false),
             _ => Ok(()),
@@ -178,7 +202,7 @@ impl Shared {
     }
 
     /// The last step. `None` where the file has been renamed meanwhile.
-    fn put_in_place(
+    pub(crate) fn put_in_place(
         &self,
         node: &Arc<UnionNode>,
         (top, attr): (&Part, &Attr),
@@ -186,6 +210,7 @@ impl Shared {
         home: Option<(&Place, &Part)>,
     ) -> Result<Option<Part>> {
         let Some((place, parent)) = home else { return self.put_nowhere(node, attr, built).map(Some) };
+        let _unlisted = top.branch.is_writable().then(|| place.parent.listing.write());
         let _names = place.parent.names.write();
         if node.is_gone() || !node.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
             return Ok(None);
@@ -209,7 +234,9 @@ impl Shared {
             learnt?;
         }
         // A move between writable branches leaves nothing behind.
-        self.remove_hidden(&place.parent.view(), &top.branch, name);
+        if !matches!(top.branch.mode().copy_on_open, CopyOnOpen::Files | CopyOnOpen::All) {
+            self.remove_hidden(&place.parent.view(), &top.branch, name);
+        }
         let part = node.top()?;
         self.tidy_parent(&part, parent, &before);
         if self.options.sync {
@@ -224,13 +251,13 @@ impl Shared {
         let layer = &part.branch.layer;
         if let Err(error) = put_back_times(&**layer, &parent.node, before) {
             // The copy is in its place: that is what was asked for.
-            tracing::warn!(branch = part.branch.index, ?error, "a directory keeps the times of a copy-up");
+            tracing::warn!(branch = part.branch.index(), ?error, "a directory keeps the times of a copy-up");
         }
     }
 
     /// The file is there, and whoever has it open goes on there.
     pub(crate) fn now_on(&self, node: &Arc<UnionNode>, part: &Part) {
-        node.settle(vec![part.clone()], part.branch.index);
+        node.settle(vec![part.clone()], part.branch.index());
         for file in node.open_files() {
             file.follow(part);
         }
@@ -253,7 +280,7 @@ impl Shared {
         match removed {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(error) => {
-                tracing::warn!(branch = built.branch.index, ?error, "a temporary file stays in the work directory until the next start")
+                tracing::warn!(branch = built.branch.index(), ?error, "a temporary file stays in the work directory until the next start")
             }
         }
     }
@@ -285,7 +312,7 @@ fn put_back_times(layer: &dyn Layer, directory: &Node, before: &Attr) -> Result<
 }
 
 /// Copies the first `size` bytes, leaving holes out; answers the end of the last piece copied.
-fn copy_content(from: &Opened, to: &Opened, size: u64) -> Result<u64> {
+fn copy_content(from: &Opened, to: &Opened, size: u64, mut pace: Option<Pace<'_>>) -> Result<u64> {
     let (mut at, mut end) = (0, 0);
     while at < size {
         let data = match from.seek(at, Whence::Data) {
@@ -303,11 +330,21 @@ fn copy_content(from: &Opened, to: &Opened, size: u64) -> Result<u64> {
         if data >= size {
             break;
         }
-        end = copy_range(from, to, data, hole)?;
-        if end < hole {
+        let until = match &mut pace {
+            None => hole,
+            Some(pace) => {
+                let until = hole.min(data + PIECE);
+                if !pace(until - data) {
+                    return Err(Errno::EINTR);
+                }
+                until
+            }
+        };
+        end = copy_range(from, to, data, until)?;
+        if end < until {
             break;
         }
-        at = hole;
+        at = until;
     }
     Ok(end)
 }
@@ -368,7 +405,7 @@ fn copy_xattrs(from: &Part, to: &Part) -> Result<()> {
         };
         match copied {
             Err(Errno::EPERM | Errno::EOPNOTSUPP) if is_label(name) => {}
-            Err(error) if !to.branch.mode.ignores_xattr(name) => return Err(error),
+            Err(error) if !to.branch.mode().ignores_xattr(name) => return Err(error),
             _ => {}
         }
     }

@@ -61,10 +61,10 @@ impl<'a> Spot<'a> {
             layer.adopt(node, &fresh.node);
         }
         if self.covered
-            && let Err(error) = self.branch.marks.unhide(&**layer, self.directory, self.name)
+            && let Err(error) = self.branch.marks().unhide(&**layer, self.directory, self.name)
         {
             // It hides nothing that could be seen.
-            tracing::warn!(branch = self.branch.index, ?error, "a whiteout stays beside its name");
+            tracing::warn!(branch = self.branch.index(), ?error, "a whiteout stays beside its name");
         }
         Ok(())
     }
@@ -131,8 +131,8 @@ impl Shared {
                 if sight.found.is_some() {
                     return Err(Errno::EEXIST);
                 }
-                let target = match (on, chosen.take().filter(|branch| branch.index <= sight.limit)) {
-                    (On::Branch(branch), _) if branch.index <= sight.limit => Arc::clone(branch),
+                let target = match (on, chosen.take().filter(|branch| branch.index() <= sight.limit)) {
+                    (On::Branch(branch), _) if branch.index() <= sight.limit => Arc::clone(branch),
                     (On::Branch(_), _) => return Err(Errno::EXDEV),
                     (_, Some(branch)) => branch,
                     (on, None) => self.branch_for_new(parent, Some(name), matches!(on, On::AnyForDirectory), sight.limit)?,
@@ -176,7 +176,7 @@ impl Shared {
                 let flags = OpenFlags(flags.0 | OpenFlags::EXCL);
                 let (entry, file) = spot.branch.layer.create(caller, spot.directory, making.name()?, mode, flags)?;
                 spot.finish(&making, &entry.node, Kind::File)?;
-                let (entry, node) = self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?;
+                let (entry, node) = self.born(&parent, spot, entry.node, entry.attr, spot.branch.index())?;
                 Ok((entry, self.wrap(&node, spot.branch, file, flags)))
             });
             match made {
@@ -222,7 +222,7 @@ impl Shared {
         let mut attr = entry.attr;
         let id = self.identities.of(attr.id);
         let part = Part::new(&target, entry.node, attr.id);
-        let node = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor: target.index });
+        let node = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor: target.index() });
         attr.id = id;
         let file = self.wrap(&node, &target, file, flags);
         Ok((Entry { node: Node::new(node), attr }, file))
@@ -238,7 +238,7 @@ impl Shared {
             let first = if opaque { mode | 0o700 } else { mode };
             let mut entry = layer.mkdir(caller, spot.directory, making.name()?, first)?;
             if opaque {
-                let finished = spot.branch.marks.make_opaque(&**layer, &entry.node).and_then(|()| match first == mode {
+                let finished = spot.branch.marks().make_opaque(&**layer, &entry.node).and_then(|()| match first == mode {
                     true => layer.getattr(&OWN, &entry.node, None),
                     false => {
                         let mode = entry.attr.mode & !(0o700 & !mode);
@@ -255,7 +255,7 @@ impl Shared {
                 }
             }
             spot.finish(&making, &entry.node, Kind::Directory)?;
-            let floor = if opaque { spot.branch.index } else { spot.floor };
+            let floor = if opaque { spot.branch.index() } else { spot.floor };
             Ok(self.born(&parent, spot, entry.node, entry.attr, floor)?.0)
         })
     }
@@ -267,12 +267,12 @@ impl Shared {
             let making = spot.making(spot.occupied || ambiguous)?;
             let layer = &spot.branch.layer;
             let entry = layer.mknod(caller, spot.directory, making.name()?, kind, mode, device)?;
-            if ambiguous && let Err(error) = spot.branch.marks.keep_device(&**layer, &entry.node) {
+            if ambiguous && let Err(error) = spot.branch.marks().keep_device(&**layer, &entry.node) {
                 layer.unlink(&OWN, spot.directory, making.name()?)?;
                 return Err(error);
             }
             spot.finish(&making, &entry.node, kind)?;
-            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?.0)
+            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index())?.0)
         })
     }
 
@@ -282,7 +282,7 @@ impl Shared {
             let making = spot.making(spot.occupied)?;
             let entry = spot.branch.layer.symlink(caller, spot.directory, making.name()?, target)?;
             spot.finish(&making, &entry.node, Kind::Symlink)?;
-            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index)?.0)
+            Ok(self.born(&parent, spot, entry.node, entry.attr, spot.branch.index())?.0)
         })
     }
 
@@ -311,7 +311,7 @@ impl Shared {
             let part = self.copy_up(&node, most, u64::MAX)?;
             match self.link_on(caller, &node, &part, file, (&parent, name)) {
                 // The name is hidden on a branch above: the file has to go there, unless somebody may be writing to it where it is.
-                Err(Errno::EXDEV) if part.branch.index > 0 && node.open_files().is_empty() => most = part.branch.index - 1,
+                Err(Errno::EXDEV) if part.branch.index() > 0 && node.open_files().is_empty() => most = part.branch.index() - 1,
                 // It has moved meanwhile.
                 Err(Errno::EBUSY) => {}
                 other => return other,
@@ -329,7 +329,7 @@ impl Shared {
         (parent, name): (&Arc<UnionNode>, Name<'_>),
     ) -> Result<Entry> {
         let _still = self.hold_still(node);
-        if node.top()?.branch.index != part.branch.index {
+        if node.top()?.branch.index() != part.branch.index() {
             return Err(Errno::EBUSY);
         }
         let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
@@ -351,7 +351,7 @@ impl Shared {
 }
 
 fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sight) -> Result<Spot<'a>> {
-    let hidden_here = sight.whiteout == Some(branch.index);
+    let hidden_here = sight.whiteout == Some(branch.index());
     let occupied = hidden_here
         && match branch.layer.lookup(&OWN, &part.node, name) {
             Ok(_) => true,
@@ -359,7 +359,7 @@ fn spot<'a>(branch: &'a Arc<Branch>, part: &'a Part, name: Name<'a>, sight: &Sig
             Err(error) => return Err(error),
         };
     let floor = match sight.whiteout {
-        Some(index) if index > branch.index => index - 1,
+        Some(index) if index > branch.index() => index - 1,
         _ => sight.limit,
     };
     Ok(Spot { branch, directory: &part.node, part, name, occupied, covered: hidden_here && !occupied, floor })

@@ -68,6 +68,7 @@ impl Union {
         for part in parts {
             at = self.lookup(&OWN, &at, Name::new(part)?)?.node;
         }
+        let _branches = shared.gate.read();
         shared.explain(&shared.directory(&at)?, name, directory)
     }
 }
@@ -82,9 +83,9 @@ impl Shared {
                 Some((Way::Policy(policy), pattern)) => (format!("route={pattern}"), policy),
                 Some((Way::Branch(branch), pattern)) => {
                     let rule = format!("route={pattern}");
-                    if branch <= limit && self.has_room(self.branch(branch)?)? {
+                    if branch <= limit && self.has_room(&*self.branch(branch)?)? {
                         let because = "the route leads there".to_owned();
-                        let others = (0..self.branches.len()).filter(|other| *other != branch);
+                        let others = (0..self.branches().len()).filter(|other| *other != branch);
                         let refused = others.map(|other| (other, "the route leads elsewhere".to_owned())).collect();
                         return Ok(Report { here, rule, next: Explanation { chosen: Ok(branch), because, refused } });
                     }
@@ -97,19 +98,19 @@ impl Shared {
             return Ok(Report { here, rule, next });
         };
         let views = self.views(Some(&parent.view()));
-        let next = self.options.copy_up.explain(&views, found.top()?.branch.index);
+        let next = self.options.copy_up.explain(&views, found.top()?.branch.index());
         Ok(Report { here, rule: format!("cpup={}", self.options.copy_up), next })
     }
 
     /// What each branch of the directory has under a name.
-    fn presences(&self, parent: &Arc<UnionNode>, name: Name<'_>) -> Result<Vec<(usize, Presence)>> {
+    pub(crate) fn presences(&self, parent: &Arc<UnionNode>, name: Name<'_>) -> Result<Vec<(usize, Presence)>> {
         let (mut here, mut ended, mut merging) = (Vec::new(), false, false);
         for part in parent.view().parts.iter() {
             let branch = &part.branch;
-            match branch.marks.look(&*branch.layer, &OWN, &part.node, name, branch.mode.reads_marks(), part.x_directory)? {
+            match branch.marks().look(&*branch.layer, &OWN, &part.node, name, branch.reads_marks(), part.x_directory)? {
                 Seen::Absent => {}
                 Seen::WhitedOut => {
-                    here.push((branch.index, Presence::Whiteout));
+                    here.push((branch.index(), Presence::Whiteout));
                     ended = true;
                 }
                 Seen::Found(entry) => {
@@ -120,8 +121,8 @@ impl Shared {
                         (false, true) => Presence::Hidden,
                         (false, false) => Presence::Shown,
                     };
-                    here.push((branch.index, presence));
-                    let opaque = is_directory && branch.mode.reads_marks() && branch.marks.opacity(&*branch.layer, &entry.node)?.opaque;
+                    here.push((branch.index(), presence));
+                    let opaque = is_directory && branch.reads_marks() && branch.marks().opacity(&*branch.layer, &entry.node)?.opaque;
                     (ended, merging) = (ended || !is_directory || opaque, true);
                 }
             }

@@ -62,11 +62,11 @@ impl Shared {
         let before = layer.getattr(&OWN, &parent.node, None)?;
         let done = self
             .dress(&top, &attr, &part)
-            .and_then(|()| identity::set_origin(branch, &part.node, part.id, node.id))
+            .and_then(|()| identity::set_origin(&self.identities, branch, &part.node, part.id, node.id))
             .and_then(|()| move_in(&**layer, (&work.directory, temporary.name()?), (&parent.node, name)));
         if let Err(error) = done {
             if let Err(left) = layer.rmdir(&OWN, &work.directory, temporary.name()?) {
-                tracing::warn!(branch = branch.index, error = ?left, "a temporary directory stays in the work directory until the next start");
+                tracing::warn!(branch = branch.index(), error = ?left, "a temporary directory stays in the work directory until the next start");
             }
             // Somebody else has made it, or a step after the last one failed when we did.
             let existing = if error == Errno::EEXIST { layer.lookup(&OWN, &parent.node, name)? } else { return Err(error) };
@@ -91,32 +91,33 @@ impl Shared {
             return Ok(top);
         }
         let place = node.place();
-        let target = self.branch_for_copy(place.as_ref(), top.branch.index, usize::MAX)?;
+        let target = self.branch_for_copy(place.as_ref(), top.branch.index(), usize::MAX)?;
         self.grow(node, &target)
     }
 
     /// Whether something on a branch could be copied up.
     pub(crate) fn can_rise(&self, index: usize) -> bool {
-        self.branches.iter().take(index).any(|branch| branch.mode.creates())
+        self.branches().iter().take(index).any(|branch| branch.creates())
     }
 
     /// Where a file on branch `source` is copied to, not below `most`.
     pub(crate) fn branch_for_copy(&self, place: Option<&Place>, source: usize, most: usize) -> Result<Arc<Branch>> {
-        let fits = |branch: &&Arc<Branch>| branch.index < source && branch.index <= most && branch.mode.creates();
-        let mut candidates = self.branches.iter().filter(fits);
+        let fits = |branch: &&Arc<Branch>| branch.index() < source && branch.index() <= most && branch.creates();
+        let branches = self.branches();
+        let mut candidates = branches.iter().filter(fits);
         let first = candidates.next().ok_or(Errno::EROFS)?;
         if candidates.next().is_none() {
             return Ok(Arc::clone(first));
         }
         let parent = place.map(|place| place.parent.view());
         let mut views = self.views(parent.as_ref());
-        for (view, branch) in views.iter_mut().zip(&self.branches) {
+        for (view, branch) in views.iter_mut().zip(self.branches().iter()) {
             if !fits(&branch) {
                 (view.creates, view.writable) = (false, false);
             }
         }
         let chosen = self.options.copy_up.choose(&views, source)?;
-        self.branch(chosen).ok().filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+        branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
     }
 
     /// Where something new of this name goes, not below `limit`.
@@ -127,8 +128,9 @@ impl Shared {
         directory: bool,
         limit: usize,
     ) -> Result<Arc<Branch>> {
-        let fits = |branch: &&Arc<Branch>| branch.index <= limit && branch.mode.creates();
-        let mut candidates = self.branches.iter().filter(fits);
+        let fits = |branch: &&Arc<Branch>| branch.index() <= limit && branch.creates();
+        let branches = self.branches();
+        let mut candidates = branches.iter().filter(fits);
         let first = candidates.next().ok_or(Errno::EROFS)?;
         if candidates.next().is_none() && self.min_free(first) == 0 {
             return Ok(Arc::clone(first));
@@ -137,8 +139,8 @@ impl Shared {
             Some((Way::Policy(policy), _)) => policy,
             Some((Way::Branch(index), _)) => {
                 let branch = self.branch(index)?;
-                if fits(&branch) && self.has_room(branch)? {
-                    return Ok(Arc::clone(branch));
+                if fits(&&branch) && self.has_room(&branch)? {
+                    return Ok(branch);
                 }
                 self.options.create
             }
@@ -146,18 +148,19 @@ impl Shared {
         };
         let views = self.views_for(policy, parent)?;
         let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.policy)?;
-        self.branch(chosen).ok().filter(fits).map(Arc::clone).ok_or(Errno::EIO)
+        branches.get(chosen).filter(fits).map(Arc::clone).ok_or(Errno::EIO)
     }
 
     /// Whether something new may be put on a branch now.
     pub(crate) fn has_room(&self, branch: &Branch) -> Result<bool> {
         let least = self.min_free(branch);
-        Ok(branch.mode.creates() && (least == 0 || self.space(branch, Hold::DEFAULT)?.free >= least))
+        Ok(branch.creates() && (least == 0 || self.space(branch, Hold::DEFAULT)?.free >= least))
     }
 
     /// What a route says of a name, and the route's pattern; nothing where there are no routes, so that nobody needs paths.
-    pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, &str)> {
-        if self.options.routes.is_empty() {
+    pub(crate) fn way(&self, parent: &UnionNode, name: Option<Name<'_>>) -> Option<(Way, String)> {
+        let routes = self.routes.load();
+        if routes.is_empty() {
             return None;
         }
         let mut path = parent.path()?;
@@ -165,22 +168,22 @@ impl Shared {
             path.push(b'/');
         }
         path.extend_from_slice(name?.bytes());
-        self.options.routes.find(&path)
+        routes.find(&path).map(|(way, pattern)| (way, pattern.to_owned()))
     }
 
     pub(crate) fn min_free(&self, branch: &Branch) -> u64 {
-        branch.mode.min_free.unwrap_or(self.options.min_free)
+        branch.mode().min_free.unwrap_or(self.options.min_free)
     }
 
     fn space(&self, branch: &Branch, hold: Hold) -> Result<Space> {
-        self.space.get(branch.index, self.started.elapsed(), hold.duration(), || branch.layer.statfs(&OWN, &branch.root))
+        self.space.get(usize::from(branch.slot), self.started.elapsed(), hold.duration(), || branch.layer.statfs(&OWN, &branch.root))
     }
 
     /// What a policy for something new wants to see.
     pub(crate) fn views_for(&self, policy: CreatePolicy, parent: &Arc<UnionNode>) -> Result<Vec<BranchView>> {
         let mut views = self.views(Some(&parent.view()));
         let hold = policy.needs_space();
-        for (view, branch) in views.iter_mut().zip(&self.branches) {
+        for (view, branch) in views.iter_mut().zip(self.branches().iter()) {
             view.min_free = self.min_free(branch);
             if view.creates && (hold.is_some() || view.min_free > 0) {
                 let space = self.space(branch, hold.unwrap_or(Hold::DEFAULT))?;
@@ -192,7 +195,7 @@ impl Shared {
         }
         if policy.needs_times() {
             for part in parent.parts().iter() {
-                if let Some(view) = views.get_mut(part.branch.index) {
+                if let Some(view) = views.get_mut(part.branch.index()) {
                     view.parent_changed = part.branch.layer.getattr(&OWN, &part.node, None)?.mtime;
                 }
             }
@@ -209,7 +212,7 @@ impl Shared {
         let depths = (0_u32..).zip(way.iter().rev());
         for (depth, directory) in depths {
             for part in directory.parts().iter() {
-                if let Some(view) = views.get_mut(part.branch.index) {
+                if let Some(view) = views.get_mut(part.branch.index()) {
                     view.parent_depth = depth;
                 }
             }
@@ -219,11 +222,11 @@ impl Shared {
     /// What every policy sees.
     pub(crate) fn views(&self, parent: Option<&View>) -> Vec<BranchView> {
         let view = |branch: &Arc<Branch>| BranchView {
-            creates: branch.mode.creates(),
+            creates: branch.creates(),
             writable: branch.is_writable(),
             parent_exists: parent.is_some_and(|parent| parent.on(branch).is_some()),
             ..BranchView::default()
         };
-        self.branches.iter().map(view).collect()
+        self.branches().iter().map(view).collect()
     }
 }

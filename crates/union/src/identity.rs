@@ -3,47 +3,100 @@
 //! A file's number is that of its origin: (index of the branch's file system, inode number), 8 and 56 bits. A copy carries the number
 //! of its origin in an extended attribute that also names the copy itself, so that a mere copy of the attribute means nothing. Inode numbers
 //! that need more bits get a number of this mount.
+//!
+//! Indexes are given anew by each mount, so what is written down has a mark of the branch instead ([`Identities::written`]): a digest of its top
+//! directory's inode number and birth, which stays the same wherever the branch stands in the list. What cannot be told apart so (snapshots, file
+//! systems without times of birth) gets a mark that only this mount knows.
 
 use crate::{branches::Branch, marks::Namespace, union::OWN};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Node, Result, XattrFlags};
 use parking_lot::{Mutex, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const BITS: u32 = 56;
 /// The index for numbers of this mount.
 const OVERFLOW: u64 = 0xff;
 /// The union shows one file system.
 const FS: u64 = 0;
-/// `version origin-number origin-generation own-number own-generation`, little-endian numbers of 64 bits.
-const LENGTH: usize = 5 * 8;
-const VERSION: u64 = 1;
+/// `version mark-of-branch origin-number origin-generation own-number own-generation`, little-endian numbers of 64 bits.
+const LENGTH: usize = 6 * 8;
+const VERSION: u64 = 2;
 
 /// The numbers given so far.
-#[derive(Default)]
 pub(crate) struct Identities {
-    file_systems: RwLock<Vec<u64>>,
+    file_systems: RwLock<Vec<FileSystem>>,
     /// By file system and inode number.
     large: Mutex<HashMap<(u64, u64), u64>>,
+    /// Nobody else uses it.
+    nonce: u64,
+}
+
+/// What branches are on.
+struct FileSystem {
+    fs: u64,
+    /// The marks of the branches on it; the first one is written.
+    marks: Vec<u64>,
+}
+
+/// A number as it is written down: mark of the branch, inode number there, generation.
+pub(crate) type Written = (u64, u64, u64);
+
+impl Default for Identities {
+    fn default() -> Identities {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let nonce = mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);
+        Identities { file_systems: RwLock::default(), large: Mutex::default(), nonce }
+    }
+}
+
+/// The finalizer of splitmix64: each bit of the input changes half of the output's.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+/// The mark of a branch with this top directory.
+fn mark(root: FileId) -> u64 {
+    let born = if root.generation == 0 { root.fs } else { root.generation };
+    mix(mix(root.ino).wrapping_add(mix(born)))
 }
 
 impl Identities {
     /// The number of a file that has no other origin.
     pub(crate) fn of(&self, id: FileId) -> FileId {
-        let index = self.index(id.fs);
+        let index = self.index(id.fs, None);
         let ino = if index < OVERFLOW && id.ino >> BITS == 0 { index << BITS | id.ino } else { self.large(id) };
         FileId { fs: FS, ino, generation: id.generation }
     }
 
-    fn index(&self, fs: u64) -> u64 {
-        let place = |known: &[u64]| known.iter().position(|&one| one == fs);
-        let known = place(&self.file_systems.read());
-        let index = known.unwrap_or_else(|| {
-            let mut all = self.file_systems.write();
-            place(&all).unwrap_or_else(|| {
-                all.push(fs);
-                all.len() - 1
-            })
+    /// A branch with this top directory is, or has become, part of the union.
+    pub(crate) fn register(&self, root: FileId) {
+        self.index(root.fs, Some(mark(root)));
+    }
+
+    fn index(&self, fs: u64, mark: Option<u64>) -> u64 {
+        let place = |known: &[FileSystem]| known.iter().position(|one| one.fs == fs);
+        if mark.is_none()
+            && let Some(known) = place(&self.file_systems.read())
+        {
+            return u64::try_from(known).unwrap_or(OVERFLOW);
+        }
+        let mut all = self.file_systems.write();
+        let index = place(&all).unwrap_or_else(|| {
+            all.push(FileSystem { fs, marks: Vec::new() });
+            all.len() - 1
         });
+        if let Some(mark) = mark {
+            let is_double = (0..).zip(all.iter()).any(|(other, one)| other != index && one.marks.contains(&mark));
+            if is_double {
+                // Neither is to be taken for the other.
+                all.iter_mut().for_each(|one| one.marks.retain(|known| *known != mark));
+            } else if let Some(one) = all.get_mut(index).filter(|one| !one.marks.contains(&mark)) {
+                one.marks.push(mark);
+            }
+        }
         u64::try_from(index).unwrap_or(OVERFLOW)
     }
 
@@ -52,20 +105,41 @@ impl Identities {
         let next = large.len() as u64;
         OVERFLOW << BITS | *large.entry((id.fs, id.ino)).or_insert(next)
     }
+
+    /// The mark for an index that this mount alone understands.
+    fn passing(&self, index: u64) -> u64 {
+        mix(self.nonce.wrapping_add(index))
+    }
+
+    /// A number as it is written down.
+    pub(crate) fn written(&self, id: FileId) -> Written {
+        let index = id.ino >> BITS;
+        let known =
+            usize::try_from(index).ok().and_then(|index| self.file_systems.read().get(index).and_then(|one| one.marks.first().copied()));
+        (known.unwrap_or_else(|| self.passing(index)), id.ino & ((1 << BITS) - 1), id.generation)
+    }
+
+    /// The number that was written down so; `None` where no present branch has that mark.
+    pub(crate) fn read(&self, (mark, ino, generation): Written) -> Option<FileId> {
+        let known = self.file_systems.read().iter().position(|one| one.marks.contains(&mark)).and_then(|index| u64::try_from(index).ok());
+        let passing = || (0..=OVERFLOW).find(|index| self.passing(*index) == mark);
+        let index = known.or_else(passing)?;
+        Some(FileId { fs: FS, ino: index << BITS | ino & ((1 << BITS) - 1), generation })
+    }
 }
 
 fn attribute(branch: &Branch) -> &'static [u8] {
-    match branch.marks.namespace {
+    match branch.marks().namespace {
         Namespace::Trusted => b"trusted.nacre.origin",
         Namespace::User => b"user.nacre.origin",
     }
 }
 
-/// The origin that a copy names; `None` where it names none, or where the attribute was written for another file.
+/// The origin that a copy names; `None` where it names none or one that no present branch has, or where the attribute was written for another file.
 ///
 /// # Errors
 /// What the storage says, but that it knows no such attribute.
-pub(crate) fn origin(branch: &Branch, node: &Node, id: FileId) -> Result<Option<FileId>> {
+pub(crate) fn origin(identities: &Identities, branch: &Branch, node: &Node, id: FileId) -> Result<Option<FileId>> {
     let mut value = [0; LENGTH];
     match branch.layer.getxattr(&OWN, node, attribute(branch), &mut value) {
         Ok(LENGTH) => {}
@@ -74,18 +148,18 @@ pub(crate) fn origin(branch: &Branch, node: &Node, id: FileId) -> Result<Option<
     }
     let mut numbers = value.chunks_exact(8).filter_map(|bytes| bytes.try_into().ok().map(u64::from_le_bytes));
     let mut next = || numbers.next().unwrap_or_default();
-    let (version, ino, generation, own_ino, own_generation) = (next(), next(), next(), next(), next());
+    let (version, mark, ino, generation, own_ino, own_generation) = (next(), next(), next(), next(), next(), next());
     let is_its_own = version == VERSION && (own_ino, own_generation) == (id.ino, id.generation);
-    Ok(is_its_own.then_some(FileId { fs: FS, ino, generation }))
+    Ok(if is_its_own { identities.read((mark, ino, generation)) } else { None })
 }
 
 /// Writes the origin of a copy. Where the storage cannot keep it, the number changes with the next mount: that is no reason to refuse a write.
 ///
 /// # Errors
 /// ENOSPC, EIO and their like.
-pub(crate) fn set_origin(branch: &Branch, node: &Node, id: FileId, origin: FileId) -> Result<()> {
-    let value: Vec<u8> =
-        [VERSION, origin.ino, origin.generation, id.ino, id.generation].iter().flat_map(|number| number.to_le_bytes()).collect();
+pub(crate) fn set_origin(identities: &Identities, branch: &Branch, node: &Node, id: FileId, origin: FileId) -> Result<()> {
+    let (mark, ino, generation) = identities.written(origin);
+    let value: Vec<u8> = [VERSION, mark, ino, generation, id.ino, id.generation].iter().flat_map(|number| number.to_le_bytes()).collect();
     match branch.layer.setxattr(&OWN, node, attribute(branch), &value, XattrFlags::default()) {
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
         other => other,
@@ -98,7 +172,7 @@ pub(crate) fn set_origin(branch: &Branch, node: &Node, id: FileId, origin: FileI
 /// # Errors
 /// ENOSPC, EIO and their like.
 pub(crate) fn mark_impure(branch: &Branch, directory: &Node) -> Result<()> {
-    match branch.layer.setxattr(&OWN, directory, branch.marks.namespace.impure(), b"y", XattrFlags::default()) {
+    match branch.layer.setxattr(&OWN, directory, branch.marks().namespace.impure(), b"y", XattrFlags::default()) {
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
         other => other,
     }

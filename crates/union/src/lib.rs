@@ -4,7 +4,9 @@
 //! * `union.rs` is the layer, `node.rs` what is kept for each file, `branches.rs` a branch at work with its own directories (`work.rs`);
 //! * `lookup.rs` finds names over all branches, `marks.rs` reads and writes what hides names, `listing.rs` merges listings;
 //! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where they may be changed, `redirect.rs` saves that;
-//! * `relocate.rs` moves files off full branches;
+//! * `relocate.rs` moves files between branches: off full ones, off those that are being drained (`drain.rs`), between tiers (`tier.rs`), and
+//!   when they are opened (`on_open.rs`); `locate.rs` tells where they are;
+//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of files then;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
 //! * `check.rs` looks for what a crash has left behind;
 //! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs` passes on what branches notice;
@@ -17,16 +19,20 @@ mod attributes;
 mod branch;
 mod branches;
 mod check;
+mod control;
 mod copy_up;
 mod create;
+mod drain;
 mod explain;
 mod grow;
 mod identity;
 mod links;
 mod listing;
+mod locate;
 mod lookup;
 mod marks;
 mod node;
+mod on_open;
 mod open_file;
 mod options;
 mod policy;
@@ -34,20 +40,28 @@ mod redirect;
 mod relocate;
 mod remove;
 mod rename;
+mod renew;
+mod tier;
 mod union;
 mod watch;
 mod whole;
 mod work;
 
 pub use branch::{
-    BRANCHES_MAX, BranchMode, ParseError, Permission, XattrClasses, check_overlap, parse_branches, parse_overlay, parse_pool, parse_size,
+    BRANCHES_MAX, BranchMode, CopyOnOpen, ParseError, Permission, XattrClasses, check_overlap, escape_path, parse_branches, parse_one,
+    parse_overlay, parse_pool, parse_size,
 };
 pub use check::{Finding, Problem};
+pub use control::{BranchStatus, ChangeError, Control};
+pub use drain::{DrainProgress, DrainReport, Left};
 pub use explain::{Presence, Report};
+pub use locate::{Direction, Location};
 pub use marks::{Namespace, Style};
 pub use options::{Udba, Words};
 pub use policy::{
     BranchView, CopyUpPolicy, CreatePolicy, Explanation, Hold, Placement, PolicyState, Preference, Reach, Route, Routes, Space, SpaceCache,
     Target, Way,
 };
-pub use union::{Union, UnionError, UnionOptions};
+pub use relocate::Stay;
+pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};
+pub use union::{Member, Union, UnionError, UnionOptions};

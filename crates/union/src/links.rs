@@ -9,6 +9,7 @@
 
 use crate::{
     branches::Branch,
+    identity::{Identities, Written},
     marks::Namespace,
     node::{Part, UnionNode},
     union::OWN,
@@ -24,9 +25,13 @@ const COUNTER: &str = ".n";
 /// One file.
 #[derive(Clone)]
 struct Record {
+    /// Its name in the index.
+    entry: Vec<u8>,
     /// Where the count is kept.
     branch: Arc<Branch>,
     copy: Option<Part>,
+    /// The copy's name in the index of its branch.
+    copy_entry: Vec<u8>,
     /// Names below that are still visible and lead to the file; with `counts_all`, all visible names.
     below: u32,
     counts_all: bool,
@@ -48,8 +53,8 @@ impl Record {
 }
 
 /// The indexes of all branches.
-#[derive(Default)]
 pub(crate) struct Links {
+    identities: Arc<Identities>,
     records: RwLock<HashMap<FileId, Record>>,
     /// Where counts can be kept, from the top down.
     writable: Mutex<Vec<Arc<Branch>>>,
@@ -58,26 +63,23 @@ pub(crate) struct Links {
 }
 
 fn attribute(branch: &Branch) -> &'static [u8] {
-    match branch.marks.namespace {
+    match branch.marks().namespace {
         Namespace::Trusted => b"trusted.nacre.names",
         Namespace::User => b"user.nacre.names",
     }
 }
 
-fn entry_name(id: FileId, counts_only: bool) -> Vec<u8> {
-    format!("{:016x}-{:016x}{}", id.ino, id.generation, if counts_only { COUNTER } else { "" }).into_bytes()
-}
-
 /// The number in the name of an entry, and whether it only counts; `None` for what is no entry.
-fn parse(name: &[u8]) -> Option<(FileId, bool)> {
+fn parse(name: &[u8]) -> Option<(Written, bool)> {
     let text = std::str::from_utf8(name).ok()?;
     let (number, counts_only) = match text.strip_suffix(COUNTER) {
         Some(number) => (number, true),
         None => (text, false),
     };
-    let (ino, generation) = number.split_once('-')?;
-    let parse = |text: &str| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16);
-    Some((FileId { fs: 0, ino: parse(ino)?, generation: parse(generation)? }, counts_only))
+    let mut parts = number.split('-').map(|text| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16));
+    let mut next = || parts.next().flatten();
+    let written = (next()?, next()?, next()?);
+    if parts.next().is_some() { None } else { Some((written, counts_only)) }
 }
 
 #[derive(Default)]
@@ -98,6 +100,31 @@ impl DirSink for Names {
 }
 
 impl Links {
+    /// An empty one.
+    pub(crate) fn new(identities: Arc<Identities>) -> Links {
+        Links { identities, records: RwLock::default(), writable: Mutex::default(), changing: Mutex::default() }
+    }
+
+    /// The name of an entry: the number as it is written down, so that it means the same file wherever its branch stands in the list.
+    fn entry_name(&self, id: FileId, counts_only: bool) -> Vec<u8> {
+        let (mark, ino, generation) = self.identities.written(id);
+        format!("{mark:016x}-{ino:016x}-{generation:016x}{}", if counts_only { COUNTER } else { "" }).into_bytes()
+    }
+
+    /// Reads the indexes of all branches anew, those and no others.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn reload(&self, branches: &[Arc<Branch>]) -> Result<()> {
+        let fresh = Links::new(Arc::clone(&self.identities));
+        for branch in branches {
+            fresh.load(branch)?;
+        }
+        *self.records.write() = fresh.records.into_inner();
+        *self.writable.lock() = fresh.writable.into_inner();
+        Ok(())
+    }
+
     /// Reads the index of a branch; to be called from the top down.
     ///
     /// # Errors
@@ -106,7 +133,7 @@ impl Links {
         if branch.is_writable() {
             self.writable.lock().push(Arc::clone(branch));
         }
-        let Some(directory) = &branch.links else { return Ok(()) };
+        let Some(directory) = branch.links() else { return Ok(()) };
         let mut page = Names::default();
         loop {
             page.names.clear();
@@ -115,7 +142,9 @@ impl Links {
                 return Ok(());
             }
             for name in &page.names {
-                if let Some((id, counts_only)) = parse(name) {
+                // One whose branch is no longer there is nothing to this union, and stays.
+                let known = parse(name).and_then(|(written, counts_only)| Some((self.identities.read(written)?, counts_only)));
+                if let Some((id, counts_only)) = known {
                     self.load_one(branch, directory, Name::new(name)?, id, counts_only)?;
                 }
             }
@@ -137,13 +166,17 @@ impl Links {
         let mut records = self.records.write();
         match records.get_mut(&id) {
             // A branch above counts, and this one has the copy.
-            Some(known) if known.branch.index < branch.index || !counts_only => {
+            Some(known) if known.branch.index() < branch.index() || !counts_only => {
                 if known.copy.is_none() {
-                    known.copy = copy;
+                    (known.copy, known.copy_entry) = (copy, name.bytes().to_vec());
                 }
             }
             _ => {
-                records.insert(id, Record { branch: Arc::clone(branch), copy, below, counts_all: counts_only });
+                let entry = name.bytes().to_vec();
+                records.insert(
+                    id,
+                    Record { copy_entry: entry.clone(), entry, branch: Arc::clone(branch), copy, below, counts_all: counts_only },
+                );
             }
         }
         Ok(())
@@ -154,11 +187,10 @@ impl Links {
     /// # Errors
     /// What the storage says.
     pub(crate) fn copy(&self, id: FileId, below: usize) -> Result<Option<Part>> {
-        let known = self.records.read().get(&id).and_then(|record| record.copy.clone());
-        let Some(copy) = known.filter(|copy| copy.branch.index < below) else { return Ok(None) };
+        let known = self.records.read().get(&id).and_then(|record| Some((record.copy.clone()?, record.copy_entry.clone())));
+        let Some((copy, entry)) = known.filter(|(copy, _)| copy.branch.index() < below) else { return Ok(None) };
         // Looked up anew by its name in the index, which lasts: the names that the kept one has learned may be gone, and layers believe what they are
         // told of a file that has just been found.
-        let entry = entry_name(id, false);
         match copy.branch.layer.lookup(&OWN, links_of(&copy.branch)?, Name::new(&entry)?) {
             Ok(found) if found.attr.id == copy.id => Ok(Some(Part::new(&copy.branch, found.node, copy.id))),
             Ok(_) | Err(Errno::ENOENT) => Ok(Some(copy)),
@@ -187,16 +219,23 @@ impl Links {
         let below = known.as_ref().map_or(Ok(count), Record::visible)?;
         let built = layer.lookup(&OWN, &work.directory, temporary)?;
         write_count(branch, &built.node, below)?;
-        let entry = entry_name(id, false);
-        let entry = Name::new(&entry)?;
+        let bytes = self.entry_name(id, false);
+        let entry = Name::new(&bytes)?;
         layer.rename(&OWN, &work.directory, temporary, links_of(branch)?, entry, RenameFlags(0))?;
         let fresh = layer.lookup(&OWN, links_of(branch)?, entry)?;
         layer.adopt(&built.node, &fresh.node);
         let part = Part::new(branch, built.node, built.attr.id);
-        let record = Record { branch: Arc::clone(branch), copy: Some(part.clone()), below, counts_all: false };
+        let record = Record {
+            copy_entry: bytes.clone(),
+            entry: bytes,
+            branch: Arc::clone(branch),
+            copy: Some(part.clone()),
+            below,
+            counts_all: false,
+        };
         self.records.write().insert(id, record);
         if let Some(counter) = known.filter(|known| known.counts_all && known.branch.is_writable()) {
-            remove(&counter.branch, id, true)?;
+            remove(&counter.branch, &counter.entry)?;
         }
         Ok(part)
     }
@@ -209,21 +248,22 @@ impl Links {
     pub(crate) fn one_less(&self, id: FileId, count: u32, branch: &Arc<Branch>) -> Result<u32> {
         let _one_at_a_time = self.changing.lock();
         let known = self.records.read().get(&id).cloned();
-        let (visible, copy, branch) = match known {
+        let (visible, (copy, copy_entry), branch) = match known {
             Some(record) if record.branch.is_writable() => return self.count_down(id, record),
             // A count that is read before that of the copy.
             Some(record) => {
-                let above = self.writable.lock().iter().rev().find(|above| above.index < record.branch.index).cloned();
+                let above = self.writable.lock().iter().rev().find(|above| above.index() < record.branch.index()).cloned();
                 let Some(above) = above else { return self.count_in_memory(id, &record) };
-                (record.visible()?, record.copy, above)
+                (record.visible()?, (record.copy, record.copy_entry), above)
             }
-            None => (count, None, Arc::clone(branch)),
+            None => (count, (None, Vec::new()), Arc::clone(branch)),
         };
         let branch = &branch;
         let below = visible.saturating_sub(1);
         if below > 0 {
-            make_counter(branch, id, below)?;
-            self.records.write().insert(id, Record { branch: Arc::clone(branch), copy, below, counts_all: true });
+            let entry = self.entry_name(id, true);
+            make_counter(branch, &entry, below)?;
+            self.records.write().insert(id, Record { entry, branch: Arc::clone(branch), copy, copy_entry, below, counts_all: true });
         }
         Ok(below)
     }
@@ -240,13 +280,13 @@ impl Links {
     fn count_down(&self, id: FileId, record: Record) -> Result<u32> {
         let below = record.below.saturating_sub(1);
         if below == 0 {
-            remove(&record.branch, id, record.counts_all)?;
+            remove(&record.branch, &record.entry)?;
             self.records.write().remove(&id);
             return Ok(0);
         }
         match &record.copy {
             Some(copy) if !record.counts_all => write_count(&record.branch, &copy.node, below)?,
-            _ => make_counter(&record.branch, id, below)?,
+            _ => make_counter(&record.branch, &record.entry, below)?,
         }
         if let Some(known) = self.records.write().get_mut(&id) {
             known.below = below;
@@ -258,7 +298,17 @@ impl Links {
     pub(crate) fn counts(&self) -> Vec<(FileId, usize, u32)> {
         let records = self.records.read();
         let kept = records.iter().filter(|(_, record)| record.branch.is_writable() && !record.counts_all);
-        kept.map(|(id, record)| (*id, record.branch.index, record.below)).collect()
+        kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
+    }
+
+    /// The names of the entries on a branch.
+    pub(crate) fn kept_on(&self, branch: &Branch) -> Vec<Vec<u8>> {
+        let records = self.records.read();
+        let there = records.values().filter(|record| {
+            let copy = record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot);
+            copy || record.branch.slot == branch.slot
+        });
+        there.map(|record| record.entry.clone()).collect()
     }
 
     /// Lowers a count that is too high, unless it has changed since; answers whether it has been done.
@@ -284,7 +334,7 @@ impl Links {
 }
 
 fn links_of(branch: &Branch) -> Result<&Node> {
-    branch.links.as_ref().ok_or(Errno::EROFS)
+    branch.links().ok_or(Errno::EROFS)
 }
 
 fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
@@ -295,10 +345,9 @@ fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
     }
 }
 
-fn make_counter(branch: &Branch, id: FileId, below: u32) -> Result<()> {
+fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     let directory = links_of(branch)?;
-    let name = entry_name(id, true);
-    let name = Name::new(&name)?;
+    let name = Name::new(entry)?;
     let found = match branch.layer.lookup(&OWN, directory, name) {
         Err(Errno::ENOENT) => branch.layer.create(&OWN, directory, name, 0o600, OpenFlags(OpenFlags::WRITE.0 | OpenFlags::EXCL))?.0,
         other => other?,
@@ -309,8 +358,8 @@ fn make_counter(branch: &Branch, id: FileId, below: u32) -> Result<()> {
     write_count(branch, &found.node, below)
 }
 
-fn remove(branch: &Branch, id: FileId, counts_only: bool) -> Result<()> {
-    match branch.layer.unlink(&OWN, links_of(branch)?, Name::new(&entry_name(id, counts_only))?) {
+fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
+    match branch.layer.unlink(&OWN, links_of(branch)?, Name::new(entry)?) {
         Err(Errno::ENOENT) => Ok(()),
         other => other,
     }

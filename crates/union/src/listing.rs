@@ -8,6 +8,7 @@
 //! * no lock is held while a branch is asked or a name handed out;
 //! * a mark hides names of lower branches alone, never one of its own branch.
 
+mod ahead;
 mod batch;
 mod hidden;
 mod kept;
@@ -21,10 +22,12 @@ mod tests;
 pub(crate) use purge::purge;
 
 use crate::marks::Marks;
+use ahead::Reader;
 use kept::{KeptMerges, Ticket};
 use merge::{Merge, Run};
 use merged::{Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
+use std::sync::Arc;
 
 /// What a union keeps of whole listings unless told otherwise, bytes. Not much: kernels keep listings, too, and larger ones.
 pub(crate) const BUDGET: usize = 2 << 20;
@@ -37,6 +40,8 @@ const IDLE_BUDGET: usize = 16 << 20;
 pub(crate) struct Source<'a> {
     /// The branch.
     pub layer: &'a dyn Layer,
+    /// The same, for a thread that reads ahead; `None` where the directory is not worth that.
+    pub shared: Option<&'a Arc<dyn Layer>>,
     /// The directory there.
     pub directory: &'a Node,
     /// The branch's number in positions: 0 to 126, the same as long as the branch is part of the union, at whatever place.
@@ -79,6 +84,7 @@ pub(crate) struct Request<'a> {
 pub(crate) struct Listings {
     kept: KeptMerges,
     merged: MergedListings,
+    reader: Reader,
 }
 
 impl Default for Listings {
@@ -90,7 +96,7 @@ impl Default for Listings {
 impl Listings {
     /// Keeps at most `budget` bytes of whole listings.
     pub(crate) fn new(budget: usize) -> Listings {
-        Listings { kept: KeptMerges::new(IDLE_BUDGET), merged: MergedListings::new(budget) }
+        Listings { kept: KeptMerges::new(IDLE_BUDGET), merged: MergedListings::new(budget), reader: Reader::start() }
     }
 
     /// Lists a directory that is on all of `sources`, from the top down.
@@ -123,7 +129,7 @@ impl Listings {
             merge.recording = self.merged.record(&ticket);
         }
         narrowed.indexes.extend((0..).zip(sources).filter(|(_, source)| ticket.slots.contains(&source.slot)).map(|(index, _)| index));
-        let mut run = Run::new(marks, request, &known, merge, changes);
+        let mut run = Run::new(marks, request, &known, merge, changes).reading_ahead(&self.reader);
         let ended = run.start(reached).and_then(|()| run.go_on(&mut narrowed));
         let (mut merge, reached) = run.finish();
         if ended == Ok(true)

@@ -13,7 +13,7 @@ use crate::{
     union::{OWN, Shared},
 };
 use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Kind, Name, Node, Result};
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 /// A file found under a name.
 #[derive(Clone)]
@@ -55,10 +55,10 @@ impl Shared {
     /// The same, as if there were no branches above `first`.
     pub(crate) fn sight_from(&self, caller: &Caller, directory: &View, name: Name<'_>, first: usize) -> Result<Sight> {
         let mut sight = Sight { found: None, whiteout: None, limit: directory.floor };
-        for part in directory.parts.iter().filter(|part| part.branch.index >= first) {
+        for part in directory.parts.iter().filter(|part| part.branch.index() >= first) {
             let branch = &part.branch;
-            let reads_marks = branch.mode.reads_marks();
-            let mut seen = branch.marks.look_at(&*branch.layer, caller, &part.node, name, reads_marks, part.x_directory)?;
+            let reads_marks = branch.reads_marks();
+            let mut seen = branch.marks().look_at(&*branch.layer, caller, &part.node, name, reads_marks, part.x_directory)?;
             if matches!(seen, Seen::Absent)
                 && reads_marks
                 && self.whiteouts_matter(directory, part)
@@ -71,8 +71,8 @@ impl Shared {
                 Seen::WhitedOut => {
                     match &mut sight.found {
                         // What was found above keeps its own branch, whatever a mark there says.
-                        Some(found) => found.floor = branch.index.saturating_sub(1),
-                        None => (sight.whiteout, sight.limit) = (Some(branch.index), branch.index),
+                        Some(found) => found.floor = branch.index().saturating_sub(1),
+                        None => (sight.whiteout, sight.limit) = (Some(branch.index()), branch.index()),
                     }
                     break;
                 }
@@ -84,16 +84,16 @@ impl Shared {
             }
         }
         if let Some(found) = &sight.found {
-            sight.limit = found.top()?.branch.index;
+            sight.limit = found.top()?.branch.index();
         }
         Ok(sight)
     }
 
     /// Whether a whiteout in one part of a directory can hide anything: there is a part below, or something could come to be there.
     fn whiteouts_matter(&self, directory: &View, part: &Part) -> bool {
-        let index = part.branch.index;
-        let is_last = directory.parts.last().is_none_or(|last| last.branch.index == index);
-        !is_last || self.branches.iter().take(directory.floor.saturating_add(1)).skip(index + 1).any(|branch| branch.mode.creates())
+        let index = part.branch.index();
+        let is_last = directory.parts.last().is_none_or(|last| last.branch.index() == index);
+        !is_last || self.branches().iter().take(directory.floor.saturating_add(1)).skip(index + 1).any(|branch| branch.creates())
     }
 
     /// Adds what one branch has; answers whether branches below count.
@@ -102,19 +102,18 @@ impl Shared {
         let kind = entry.attr.kind;
         if kind != Kind::Directory {
             if let Some(found) = &mut sight.found {
-                found.floor = branch.index.saturating_sub(1);
+                found.floor = branch.index().saturating_sub(1);
                 return Ok(false);
             }
             let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
-            sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor: branch.index });
+            sight.found = Some(Found { kind, parts: vec![part], attr: entry.attr, floor: branch.index() });
             return Ok(false);
         }
-        let opacity =
-            if branch.mode.reads_marks() { branch.marks.opacity(&*branch.layer, &entry.node)? } else { marks::Opacity::default() };
+        let opacity = if branch.reads_marks() { branch.marks().opacity(&*branch.layer, &entry.node)? } else { marks::Opacity::default() };
         // A whiteout beside a directory hides what lies below it, as a layer that replaced one directory by another says it; one that goes on
         // under another name is not meant.
-        let is_last = view.parts.last().is_none_or(|last| last.branch.index == branch.index);
-        let may_be_hidden = branch.mode.reads_marks() && !is_last && opacity.redirect.is_none();
+        let is_last = view.parts.last().is_none_or(|last| last.branch.index() == branch.index());
+        let may_be_hidden = branch.reads_marks() && !is_last && opacity.redirect.is_none();
         let opaque = opacity.opaque || may_be_hidden && marks::stands_beside(&*branch.layer, &home.node, name)?;
         let redirect = match &opacity.redirect {
             _ if opaque => Redirect::None,
@@ -129,7 +128,7 @@ impl Shared {
             redirect,
             ..Part::new(branch, entry.node, entry.attr.id)
         };
-        let floor = if opaque { branch.index } else { sight.limit };
+        let floor = if opaque { branch.index() } else { sight.limit };
         match &mut sight.found {
             Some(found) => {
                 found.parts.push(part);
@@ -141,7 +140,7 @@ impl Shared {
             return Ok(false);
         }
         if let Some(target) = opacity.redirect {
-            self.redirect(sight, view, &target, branch.index)?;
+            self.redirect(sight, view, &target, branch.index())?;
             return Ok(false);
         }
         Ok(true)
@@ -196,14 +195,15 @@ impl Shared {
     pub(crate) fn node_of(&self, mut found: Found) -> Result<Arc<UnionNode>> {
         // A directory's number is that of its lowest part, which stays where it is when copies appear above.
         let last = found.parts.last().ok_or(Errno::EIO)?;
-        let known = self.nodes.by_part(last.branch.index, last.id);
+        let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.kind == found.kind);
+        let known = known.or_else(|| self.known_before(&found));
         let id = match &known {
-            Some(node) if node.kind == found.kind => node.id,
-            _ => self.id_of(last)?,
+            Some(node) => node.id,
+            None => self.id_of(last)?,
         };
         if found.kind != Kind::Directory {
             let part = found.parts.first().ok_or(Errno::EIO)?;
-            if let Some(copy) = self.links.copy(id, part.branch.index)? {
+            if let Some(copy) = self.links.copy(id, part.branch.index())? {
                 found.parts = vec![copy];
             }
         }
@@ -213,7 +213,7 @@ impl Shared {
     /// The number of a file that is on one branch.
     pub(crate) fn id_of(&self, part: &Part) -> Result<nacre_vfs::FileId> {
         if part.in_impure
-            && let Some(origin) = identity::origin(&part.branch, &part.node, part.id)?
+            && let Some(origin) = identity::origin(&self.identities, &part.branch, &part.node, part.id)?
         {
             return Ok(origin);
         }
@@ -229,7 +229,7 @@ impl Shared {
     pub(crate) fn mark_home(&self, directory: &UnionNode, home: &Part) -> Result<()> {
         if !home.impure {
             identity::mark_impure(&home.branch, &home.node)?;
-            directory.holds_copies(home.branch.index);
+            directory.holds_copies(home.branch.index());
         }
         Ok(())
     }
@@ -277,12 +277,22 @@ impl Shared {
         if node.kind == Kind::Directory { Ok(node) } else { Err(Errno::ENOTDIR) }
     }
 
-    pub(crate) fn node(&self, node: &Node) -> Result<Arc<UnionNode>> {
+    /// A node of this union as it was when it was last looked at: for questions that are no operations.
+    pub(crate) fn held(&self, node: &Node) -> Result<Arc<UnionNode>> {
         node.arc::<UnionNode>().filter(|node| self.nodes.has(node)).ok_or(Errno::EIO)
     }
 
-    pub(crate) fn branch(&self, index: usize) -> Result<&Arc<Branch>> {
-        self.branches.get(index).ok_or(Errno::EIO)
+    /// A node of this union as it is now. Branches hold still.
+    pub(crate) fn node(&self, node: &Node) -> Result<Arc<UnionNode>> {
+        let node = self.held(node)?;
+        if !node.is_current(self.nodes.epoch()) {
+            self.renew(&node)?;
+        }
+        Ok(node)
+    }
+
+    pub(crate) fn branch(&self, index: usize) -> Result<Arc<Branch>> {
+        self.branches().get(index).cloned().ok_or(Errno::EIO)
     }
 }
 
@@ -293,6 +303,8 @@ struct Shown<'a> {
     directory: &'a Arc<UnionNode>,
     view: View,
     attributes: bool,
+    /// How often files in it had gone to other branches when the listing began.
+    relocations: u64,
     sink: &'a mut dyn DirSink,
 }
 
@@ -319,11 +331,11 @@ impl Shown<'_> {
     fn entry(&self, source: usize, name: Name<'_>, found: Option<Entry>) -> Result<Entry> {
         let _names = self.directory.names.read();
         let found = match found {
-            Some(entry) if entry.attr.kind != Kind::Directory => {
+            Some(entry) if entry.attr.kind != Kind::Directory && self.relocations == self.directory.relocations.load(Ordering::Acquire) => {
                 let home = self.view.parts.get(source).ok_or(Errno::EIO)?;
                 let branch = &home.branch;
                 let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
-                Found { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index }
+                Found { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index() }
             }
             _ => self.shared.sight(self.caller, &self.directory.view(), name)?.found.ok_or(Errno::ENOENT)?,
         };
@@ -353,17 +365,22 @@ impl Shown<'_> {
 ///
 /// # Errors
 /// ENOTDIR, and what the branches say.
-pub(crate) fn list(shared: &Shared, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+pub(crate) fn list(shared: &Arc<Shared>, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
     let directory = shared.directory(node)?;
     if directory.is_gone() {
         return Ok(());
     }
+    if from == 0 {
+        shared.rise_on_open(&directory);
+    }
+    let _unmoved = directory.listing.read();
     let view = directory.view();
     let token = (shared.coherence_of_names(&directory) <= Coherence::Watched).then_some(directory.serial);
     let sources: Vec<_> = view.parts.iter().map(crate::remove::source).collect();
-    let marks = view.parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+    let marks = view.parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
     let show_whiteouts = shared.options.show_whiteouts;
     let request = Request { key: directory.id, token, from, attributes, show_whiteouts, caller };
-    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, sink };
+    let relocations = directory.relocations.load(Ordering::Acquire);
+    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, sink };
     shared.listings.list(&marks, &request, &sources, &mut shown)
 }

@@ -422,6 +422,23 @@ impl Marks {
         Ok(())
     }
 
+    /// Makes a directory opaque no more.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn make_transparent(&self, layer: &dyn Layer, directory: &Node) -> Result<()> {
+        for name in attributes(layer, directory)?.split(|byte| *byte == 0) {
+            let says = matches!(name, b"trusted.overlay.opaque" | b"user.overlay.opaque" | b"user.fuseoverlayfs.opaque");
+            if says && attribute(layer, directory, name)?.as_deref() == Some(b"y") {
+                layer.removexattr(&Caller::ROOT, directory, name)?;
+            }
+        }
+        match layer.unlink(&Caller::ROOT, directory, Name::new(OPAQUE)?) {
+            Err(Errno::ENOENT) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Removes whiteouts in place of names.
     fn clear_whiteouts(&self, layer: &dyn Layer, directory: &Node, x: bool) -> Result<()> {
         let caller = &Caller::ROOT;

@@ -1,7 +1,8 @@
 //! What the union keeps for each file that somebody knows: identity, the branches where it is, and the name it was last seen under.
 //!
 //! Made by look-ups and creations through [`Nodes`], which makes sure that one file has one node. Invariants:
-//! * `parts` is never empty and ordered from the top; what is no directory has exactly one part, the one that is shown;
+//! * `parts` is ordered from the top; what is no directory has exactly one part, the one that is shown; it is empty only where the
+//!   branch has been removed that had the file;
 //! * a name is entered, moved or removed only with the directory's `names` lock held for writing, and `place` changes with it;
 //! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by address, the state (never held over a call).
 
@@ -9,7 +10,10 @@ use crate::{branches::Branch, open_file::UnionFile};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Kind, Node, Result};
 use parking_lot::{Mutex, RwLock};
-use std::sync::{Arc, Weak};
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// A file as one branch has it.
 #[derive(Clone)]
@@ -49,7 +53,7 @@ impl Part {
     /// Whether it is the same file in the same circumstances.
     fn is_like(&self, other: &Part) -> bool {
         let circumstances = |part: &Part| (part.x_directory, part.impure, part.in_impure, part.redirect);
-        self.branch.index == other.branch.index && self.id == other.id && circumstances(self) == circumstances(other)
+        self.branch.slot == other.branch.slot && self.id == other.id && circumstances(self) == circumstances(other)
     }
 
     /// Whether a device node would be read as a whiteout in it: where extended attributes tell, they have to be there.
@@ -79,10 +83,19 @@ pub(crate) struct UnionNode {
     pub(crate) serial: u64,
     /// Of a directory: its names hold still while this is held.
     pub(crate) names: RwLock<()>,
+    /// Of a directory: held for reading by each call that lists it, and for writing in the moment in which a file in it goes to another branch, which
+    /// that call would show twice or not at all. Taken before `names`.
+    pub(crate) listing: RwLock<()>,
     /// Held while the file is being copied up.
     pub(crate) copying: Mutex<()>,
     /// Held for reading by whoever writes to a file that may have to move meanwhile; taken after `copying`.
     pub(crate) moving: RwLock<()>,
+    /// Counts changes that begin: whoever copies the file at leisure notices them.
+    pub(crate) changes: AtomicU64,
+    /// Which list of branches its parts are true of.
+    epoch: AtomicU64,
+    /// Of a directory: how often a file in it has gone to another branch.
+    pub(crate) relocations: AtomicU64,
     state: Mutex<State>,
     table: Weak<Nodes>,
 }
@@ -107,7 +120,7 @@ pub(crate) struct View {
 impl View {
     /// The part on a branch.
     pub(crate) fn on(&self, branch: &Branch) -> Option<&Part> {
-        self.parts.iter().find(|part| part.branch.index == branch.index)
+        self.parts.iter().find(|part| part.branch.slot == branch.slot)
     }
 }
 
@@ -124,13 +137,22 @@ impl UnionNode {
     /// The part that is shown.
     ///
     /// # Errors
-    /// Never, by the invariant that there is one; EIO keeps that from being a panic.
+    /// ESTALE where the branch is gone that had it.
     pub(crate) fn top(&self) -> Result<Part> {
-        self.state.lock().parts.first().cloned().ok_or(Errno::EIO)
+        self.state.lock().parts.first().cloned().ok_or(Errno::ESTALE)
     }
 
     pub(crate) fn part_on(&self, branch: &Branch) -> Option<Part> {
-        self.state.lock().parts.iter().find(|part| part.branch.index == branch.index).cloned()
+        self.state.lock().parts.iter().find(|part| part.branch.slot == branch.slot).cloned()
+    }
+
+    /// Whether its parts are true of the present branches.
+    pub(crate) fn is_current(&self, epoch: u64) -> bool {
+        self.epoch.load(Ordering::Acquire) == epoch
+    }
+
+    pub(crate) fn set_epoch(&self, epoch: u64) {
+        self.epoch.store(epoch, Ordering::Release);
     }
 
     pub(crate) fn place(&self) -> Option<Place> {
@@ -170,8 +192,8 @@ impl UnionNode {
             table.index(self, &part);
         }
         let mut state = self.state.lock();
-        let mut parts: Vec<Part> = state.parts.iter().filter(|old| old.branch.index != part.branch.index).cloned().collect();
-        let at = parts.iter().position(|old| old.branch.index > part.branch.index).unwrap_or(parts.len());
+        let mut parts: Vec<Part> = state.parts.iter().filter(|old| old.branch.slot != part.branch.slot).cloned().collect();
+        let at = parts.iter().position(|old| old.branch.index() > part.branch.index()).unwrap_or(parts.len());
         parts.insert(at, part);
         state.parts = parts.into();
     }
@@ -191,8 +213,8 @@ impl UnionNode {
     /// From now on, whiteouts that only their attribute tells are in the directory on that branch.
     pub(crate) fn holds_attribute_marks(&self, branch: usize) {
         let mut state = self.state.lock();
-        if state.parts.iter().any(|part| part.branch.index == branch && !part.x_directory) {
-            let mark = |part: &Part| Part { x_directory: part.x_directory || part.branch.index == branch, ..part.clone() };
+        if state.parts.iter().any(|part| part.branch.index() == branch && !part.x_directory) {
+            let mark = |part: &Part| Part { x_directory: part.x_directory || part.branch.index() == branch, ..part.clone() };
             state.parts = state.parts.iter().map(mark).collect();
         }
     }
@@ -200,7 +222,7 @@ impl UnionNode {
     /// From now on, the directory on that branch says by a path where it goes on below.
     pub(crate) fn goes_on_by_path(&self, branch: usize) {
         let mut state = self.state.lock();
-        let redirect = |part: &Part| if part.branch.index == branch { Redirect::Path } else { part.redirect };
+        let redirect = |part: &Part| if part.branch.index() == branch { Redirect::Path } else { part.redirect };
         state.parts = state.parts.iter().map(|part| Part { redirect: redirect(part), ..part.clone() }).collect();
         state.floor = branch;
     }
@@ -213,7 +235,7 @@ impl UnionNode {
     /// From now on, copies are in the directory on that branch.
     pub(crate) fn holds_copies(&self, branch: usize) {
         let mut state = self.state.lock();
-        let mark = |part: &Part| Part { impure: part.impure || part.branch.index == branch, ..part.clone() };
+        let mark = |part: &Part| Part { impure: part.impure || part.branch.index() == branch, ..part.clone() };
         state.parts = state.parts.iter().map(mark).collect();
     }
 
@@ -291,6 +313,8 @@ pub(crate) struct Known {
 #[derive(Default)]
 pub(crate) struct Nodes {
     tables: RwLock<Tables>,
+    /// Counts the lists of branches there have been.
+    epoch: AtomicU64,
 }
 
 #[derive(Default)]
@@ -299,14 +323,34 @@ struct Tables {
     /// How many nodes there have been.
     made: u64,
     by_id: HashMap<FileId, Weak<UnionNode>>,
-    /// By branch and the branch's own identity.
-    by_part: HashMap<(usize, FileId), Weak<UnionNode>>,
+    /// By slot of the branch and the branch's own identity.
+    by_part: HashMap<(u8, FileId), Weak<UnionNode>>,
 }
 
 impl Nodes {
-    /// The node of a file that one branch knows by `id`.
-    pub(crate) fn by_part(&self, branch: usize, id: FileId) -> Option<Arc<UnionNode>> {
-        self.tables.read().by_part.get(&(branch, id)).and_then(Weak::upgrade)
+    /// The node of a file that the branch in a slot knows by `id`.
+    pub(crate) fn by_part(&self, slot: u8, id: FileId) -> Option<Arc<UnionNode>> {
+        self.tables.read().by_part.get(&(slot, id)).and_then(Weak::upgrade)
+    }
+
+    /// Which list of branches is the present one.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// The list of branches has changed: what is known of every file has to be asked for again.
+    pub(crate) fn next_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// No file is known by what the branch in a slot calls it any more.
+    pub(crate) fn forget_slot(&self, slot: u8) {
+        self.tables.write().by_part.retain(|(known, _), _| *known != slot);
+    }
+
+    /// All nodes.
+    pub(crate) fn all(&self) -> Vec<Arc<UnionNode>> {
+        self.tables.read().by_id.values().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn by_id(&self, id: FileId) -> Option<Arc<UnionNode>> {
@@ -327,7 +371,7 @@ impl Nodes {
     }
 
     fn index(&self, node: &Arc<UnionNode>, part: &Part) {
-        self.tables.write().by_part.insert((part.branch.index, part.id), Arc::downgrade(node));
+        self.tables.write().by_part.insert((part.branch.slot, part.id), Arc::downgrade(node));
     }
 
     fn forget(&self, id: FileId, parts: &[Part]) {
@@ -337,7 +381,7 @@ impl Nodes {
             tables.by_id.remove(&id);
         }
         for part in parts {
-            let key = (part.branch.index, part.id);
+            let key = (part.branch.slot, part.id);
             if tables.by_part.get(&key).is_some_and(|weak| weak.strong_count() == 0) {
                 tables.by_part.remove(&key);
             }
@@ -347,25 +391,29 @@ impl Nodes {
     /// The one node of a file: the known one, told what has been found, or a new one.
     pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
         if let Some(node) = self.by_id(found.id).filter(|node| node.kind == found.kind) {
-            refresh(&node, found);
+            self.refresh(&node, found);
             return node;
         }
         let mut tables = self.tables.write();
         let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
         if let Some(node) = known.clone().filter(|node| node.kind == found.kind) {
             drop(tables);
-            refresh(&node, found);
+            self.refresh(&node, found);
             return node;
         }
         tables.made += 1;
-        let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.index, part.id)).collect();
+        let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.slot, part.id)).collect();
         let node = Arc::new(UnionNode {
             id: found.id,
             kind: found.kind,
             serial: tables.made,
             names: RwLock::new(()),
+            listing: RwLock::new(()),
             copying: Mutex::new(()),
             moving: RwLock::new(()),
+            epoch: AtomicU64::new(self.epoch()),
+            relocations: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             state: Mutex::new(State { parts: found.parts.into(), floor: found.floor, place: None, gone: false, open: Vec::new() }),
             table: Arc::downgrade(self),
         });
@@ -378,32 +426,36 @@ impl Nodes {
         drop(known);
         node
     }
-}
 
-/// Tells a known node what a look-up has found: where a branch has the same file as before, its node goes on being used and learns the name.
-fn refresh(node: &Arc<UnionNode>, found: Known) {
-    let known = node.view();
-    let same = known.parts.len() == found.parts.len() && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
-    for new in &found.parts {
-        if let Some(old) = known.parts.iter().find(|old| old.branch.index == new.branch.index && old.id == new.id) {
-            new.branch.layer.adopt(&old.node, &new.node);
+    /// Tells a known node what a look-up has found: where a branch has the same file as before, its node goes on being used and learns the name.
+    fn refresh(&self, node: &Arc<UnionNode>, found: Known) {
+        let known = node.view();
+        let same = known.parts.len() == found.parts.len() && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
+        for new in &found.parts {
+            if let Some(old) = known.parts.iter().find(|old| old.branch.slot == new.branch.slot && old.id == new.id) {
+                new.branch.layer.adopt(&old.node, &new.node);
+            }
         }
+        let was_current = node.is_current(self.epoch());
+        if same && known.floor == found.floor {
+            node.set_epoch(self.epoch());
+            return;
+        }
+        // A listing may hand out what it read before a copy-up. No file ever goes back down.
+        let rose = |(old, new): (&Part, &Part)| old.branch.index() < new.branch.index();
+        if was_current && node.kind != Kind::Directory && !node.is_gone() && known.parts.first().zip(found.parts.first()).is_some_and(rose)
+        {
+            return;
+        }
+        let parts = found
+            .parts
+            .into_iter()
+            .map(|new| match known.parts.iter().find(|old| old.branch.slot == new.branch.slot && old.id == new.id) {
+                Some(old) => Part { node: old.node.clone(), ..new },
+                None => new,
+            })
+            .collect();
+        node.settle(parts, found.floor);
+        node.set_epoch(self.epoch());
     }
-    if same && known.floor == found.floor {
-        return;
-    }
-    // A listing may hand out what it read before a copy-up. No file ever goes back down.
-    let rose = |(old, new): (&Part, &Part)| old.branch.index < new.branch.index;
-    if node.kind != Kind::Directory && !node.is_gone() && known.parts.first().zip(found.parts.first()).is_some_and(rose) {
-        return;
-    }
-    let parts = found
-        .parts
-        .into_iter()
-        .map(|new| match known.parts.iter().find(|old| old.branch.index == new.branch.index && old.id == new.id) {
-            Some(old) => Part { node: old.node.clone(), ..new },
-            None => new,
-        })
-        .collect();
-    node.settle(parts, found.floor);
 }

@@ -34,9 +34,16 @@ pub(crate) fn may_change(request: &Ioctl<'_>) -> bool {
 /// The file on one branch.
 struct Stage {
     file: Opened,
-    branch: usize,
+    branch: Arc<Branch>,
+    /// It was opened where files may be changed, as its user wanted it.
     writable: bool,
     next: OnceLock<Box<Stage>>,
+}
+
+impl Stage {
+    fn is_changeable(&self) -> bool {
+        self.writable && self.branch.is_writable()
+    }
 }
 
 /// An open file.
@@ -47,11 +54,15 @@ pub(crate) struct UnionFile {
     first: Stage,
     /// The copy could not be opened: every use tries again.
     behind: AtomicBool,
+    /// The kernel may read and write the file on the branch by itself.
+    lent: AtomicBool,
 }
 
 impl Shared {
     pub(crate) fn open(self: &Arc<Shared>, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let node = self.node(node)?;
+        self.rise_on_open(&node);
+        self.note_open(&node);
         self.open_node(caller, &node, flags)
     }
 
@@ -65,7 +76,7 @@ impl Shared {
         // While this is held, no copy-up can pass by unseen.
         let _still = node.copying.lock();
         let top = node.top()?;
-        if flags.writes() && !top.branch.is_writable() && !self.can_rise(top.branch.index) {
+        if flags.writes() && !top.branch.is_writable() && !self.can_rise(top.branch.index()) {
             return Err(Errno::EROFS);
         }
         let file = top.branch.layer.open(caller, &top.node, on(&top.branch, flags))?;
@@ -73,10 +84,20 @@ impl Shared {
     }
 
     /// The union's file for one that has just been opened on a branch.
-    pub(crate) fn wrap(self: &Arc<Shared>, node: &Arc<UnionNode>, branch: &Branch, file: Opened, flags: OpenFlags) -> Opened {
-        let first = Stage { file, branch: branch.index, writable: branch.is_writable(), next: OnceLock::new() };
-        let file = UnionFile { shared: Arc::clone(self), node: Arc::clone(node), flags, first, behind: AtomicBool::new(false) };
+    pub(crate) fn wrap(self: &Arc<Shared>, node: &Arc<UnionNode>, branch: &Arc<Branch>, file: Opened, flags: OpenFlags) -> Opened {
+        let first = Stage { file, branch: Arc::clone(branch), writable: branch.is_writable(), next: OnceLock::new() };
+        let file = UnionFile {
+            shared: Arc::clone(self),
+            node: Arc::clone(node),
+            flags,
+            first,
+            behind: AtomicBool::new(false),
+            lent: AtomicBool::new(false),
+        };
         let file = Arc::new(file);
+        if flags.writes() {
+            node.changes.fetch_add(1, Ordering::AcqRel);
+        }
         node.opened(&file);
         file
     }
@@ -103,7 +124,20 @@ impl UnionFile {
 
     /// Whether it is open on that branch.
     pub(crate) fn is_on(&self, branch: &Branch) -> bool {
-        self.stage().branch == branch.index
+        self.stage().branch.slot == branch.slot
+    }
+
+    pub(crate) fn branch(&self) -> &Arc<Branch> {
+        &self.stage().branch
+    }
+
+    /// Whether the kernel may be reading or writing the file on the branch by itself.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn writes(&self) -> bool {
+        self.flags.writes()
     }
 
     pub(crate) fn is_of(&self, node: &Arc<UnionNode>) -> bool {
@@ -117,13 +151,13 @@ impl UnionFile {
 
     /// Goes on with the copy. Where that cannot be opened now, the next use tries again and tells its user.
     pub(crate) fn follow(&self, part: &Part) {
-        if self.is_on(&part.branch) {
+        if self.is_on(&part.branch) && (self.stage().writable || !part.branch.is_writable()) {
             return;
         }
         let flags = OpenFlags(on(&part.branch, self.flags).0 & !ONCE);
         match part.branch.layer.open(&OWN, &part.node, flags) {
             Ok(file) => {
-                let stage = Stage { file, branch: part.branch.index, writable: part.branch.is_writable(), next: OnceLock::new() };
+                let stage = Stage { file, branch: Arc::clone(&part.branch), writable: part.branch.is_writable(), next: OnceLock::new() };
                 // One copy-up at a time: nobody else appends to the chain.
                 let _ = self.stage().next.set(Box::new(stage));
                 self.behind.store(false, Ordering::Release);
@@ -170,7 +204,11 @@ impl UnionFile {
                 other => return other,
             }
         };
-        if let Err(error) = self.shared.move_elsewhere(&self.node) {
+        let moved = {
+            let _branches = self.shared.gate.read();
+            self.shared.move_elsewhere(&self.node)
+        };
+        if let Err(error) = moved {
             tracing::debug!(?error, "a file on a full branch stays where it is");
             return Err(full);
         }
@@ -182,12 +220,18 @@ impl UnionFile {
     /// The file where it may be changed.
     fn raised(&self) -> Result<&Opened> {
         let file = self.current()?;
-        if self.stage().writable {
+        if self.stage().is_changeable() {
             return Ok(file);
         }
-        self.shared.copy_up(&self.node, usize::MAX, u64::MAX)?;
+        {
+            let _branches = self.shared.gate.read();
+            self.shared.copy_up(&self.node, usize::MAX, u64::MAX)?;
+            let _still = self.node.copying.lock();
+            // A branch that has become writable: the same file, opened anew.
+            self.follow(&self.node.top()?);
+        }
         let file = self.current()?;
-        if self.stage().writable { Ok(file) } else { Err(Errno::EIO) }
+        if self.stage().is_changeable() { Ok(file) } else { Err(Errno::EIO) }
     }
 }
 
@@ -222,7 +266,7 @@ impl OpenFile for UnionFile {
     fn fsync(&self, data_only: bool) -> Result<()> {
         let file = self.current()?;
         // Nobody has written to what lies on a read-only branch.
-        if self.stage().writable { file.fsync(data_only) } else { Ok(()) }
+        if self.shared.options.sync && self.stage().branch.is_writable() { file.fsync(data_only) } else { Ok(()) }
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -260,12 +304,21 @@ impl OpenFile for UnionFile {
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {
-        // A file that can still be copied up would go on showing its old bytes.
-        let stage = self.stage();
         if self.shared.options.move_when_full {
             return None;
         }
-        if stage.writable || !self.shared.can_rise(stage.branch) { stage.file.backing() } else { None }
+        // Whoever wants to move the file looks, with this lock held for writing, at whether it is lent.
+        let _still = self.node.moving.read();
+        let stage = self.stage();
+        // A file that can still be copied up would go on showing its old bytes.
+        if !stage.branch.is_writable() && self.shared.can_rise(stage.branch.index()) {
+            return None;
+        }
+        let descriptor = stage.file.backing();
+        if descriptor.is_some() {
+            self.lent.store(true, Ordering::Release);
+        }
+        descriptor
     }
 
     fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {

@@ -44,13 +44,15 @@ pub struct Words {
     pub unneeded: Vec<(String, &'static str)>,
     /// Words that are not the union's own.
     pub rest: Vec<OsString>,
+    /// The words that `options` comes from, as they were given: joined by [`Words::join`], they can be read again.
+    pub own: Vec<OsString>,
     routes: Vec<Route>,
     upper: Option<OsString>,
     lower: Option<OsString>,
 }
 
 /// Words that change nothing here, and why.
-pub(crate) const UNNEEDED: [(&str, &str); 32] = [
+pub(crate) const UNNEEDED: [(&str, &str); 45] = [
     ("rdblk", "listings take what memory they need"),
     ("rdhash", "listings grow as they need"),
     ("rdcache", "listings are kept while nothing changes, not for a time"),
@@ -83,32 +85,44 @@ pub(crate) const UNNEEDED: [(&str, &str); 32] = [
     ("imap", "aufs itself ignores it"),
     ("debug", "aufs itself ignores it"),
     ("si", "aufs itself ignores it"),
+    ("cache.files", "the kernel keeps pages for as long as the coherence of the branches allows"),
+    ("cache.entry", "names are kept for as long as the coherence of the branches allows"),
+    ("cache.negative_entry", "names are kept for as long as the coherence of the branches allows"),
+    ("cache.attr", "attributes are kept for as long as the coherence of the branches allows"),
+    ("cache.readdir", "listings are kept while nothing changes"),
+    ("cache.symlinks", "links are kept for as long as the coherence of the branches allows"),
+    ("cache.statfs", "policies say how long their figures hold: mfs:30"),
+    ("cache.writeback", "the kernel writes files of the branches itself where it can"),
+    ("dropcacheonclose", "pages are those of the branches, and kept once"),
+    ("inodecalc", "inode numbers come from the branches"),
+    ("read-thread-count", "there are as many threads as CPUs"),
+    ("process-thread-count", "there are as many threads as CPUs"),
+    ("fuse_msg_size", "the largest size is agreed upon with the kernel"),
 ];
 
 /// Words that are refused, and why.
-pub(crate) const REFUSED: [(&str, &str); 26] = [
-    ("add", "branches cannot be changed by mount options yet"),
-    ("ins", "branches cannot be changed by mount options yet"),
-    ("append", "branches cannot be changed by mount options yet"),
-    ("prepend", "branches cannot be changed by mount options yet"),
-    ("del", "branches cannot be changed by mount options yet"),
-    ("mod", "branches cannot be changed by mount options yet"),
+pub(crate) const REFUSED: [(&str, &str); 25] = [
+    ("add", "it is a command here: nacre union add, del, mod"),
+    ("ins", "it is a command here: nacre union add, del, mod"),
+    ("append", "it is a command here: nacre union add, del, mod"),
+    ("prepend", "it is a command here: nacre union add, del, mod"),
+    ("del", "it is a command here: nacre union add, del, mod"),
+    ("mod", "it is a command here: nacre union add, del, mod"),
     ("noplink", "hard links are always kept; leave the word out"),
     ("nodirperm1", "permissions are those of the topmost directory; leave the word out"),
     ("warn_perm", "owners and modes of branches are not compared yet"),
     ("wsum", "it never worked in aufs either; write sum"),
     ("droplvl", "write the words that it stands for"),
-    ("fhsm_sec", "tiering is not available yet"),
     ("metacopy", "copying attributes alone is not available yet"),
     ("nfs_export", "file handles that outlive the mount are not available yet"),
     ("verity", "digests of layers are not available yet"),
     ("datadir", "data-only layers are not available yet"),
-    ("uidmapping", "shifting ids of layers is not available yet"),
-    ("gidmapping", "shifting ids of layers is not available yet"),
-    ("squash_to_root", "fixed owners are the business of nacre mirror; put one on top"),
-    ("squash_to_uid", "fixed owners are the business of nacre mirror; put one on top"),
-    ("squash_to_gid", "fixed owners are the business of nacre mirror; put one on top"),
-    ("xattr_permissions", "owners and modes kept in attributes are not available yet"),
+    ("uidmapping", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
+    ("gidmapping", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
+    ("squash_to_root", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
+    ("squash_to_uid", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
+    ("squash_to_gid", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
+    ("xattr_permissions", "nacre fuse-overlayfs takes it; in a stack, put override-stat over the branch"),
     ("static_nlink", "directories that are merged have one link anyway; leave the word out"),
     ("symlinkify", "it is not available yet"),
     ("link_cow", "it is not available yet"),
@@ -156,6 +170,12 @@ fn split(list: &OsStr) -> Vec<OsString> {
     words.into_iter().filter(|word| !word.is_empty()).map(OsString::from_vec).collect()
 }
 
+/// Whether a word that is obeyed says how the union behaves, not what it consists of.
+fn shapes(name: &str) -> bool {
+    const OTHERS: [&str; 9] = ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl"];
+    !OTHERS.contains(&name) && UNNEEDED.iter().all(|(known, _)| *known != name)
+}
+
 impl Words {
     /// Reads a list of words divided by commas (`br:/ssd=rw:/hdd=ro,create=mfs,noatime`).
     ///
@@ -165,14 +185,35 @@ impl Words {
         let mut words = Words::default();
         for word in split(list) {
             let known = match take_apart(&word) {
-                Some(parts) => words.obey(&parts, &word)?,
-                None => false,
+                Some(parts) => words.obey(&parts, &word)?.then(|| shapes(parts.name)),
+                None => None,
             };
-            if !known {
-                words.rest.push(word);
+            match known {
+                Some(true) => words.own.push(word),
+                Some(false) => {}
+                None => words.rest.push(word),
             }
         }
         words.finish()
+    }
+
+    /// A list of words, from words.
+    pub fn join<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> OsString {
+        let mut list = Vec::new();
+        for word in words {
+            if !list.is_empty() {
+                list.push(b',');
+            }
+            let mut literal = false;
+            for byte in word.as_bytes() {
+                if *byte == b',' && !literal {
+                    list.push(b'\\');
+                }
+                literal = *byte == b'\\' && !literal;
+                list.push(*byte);
+            }
+        }
+        OsString::from_vec(list)
     }
 
     fn finish(mut self) -> Result<Words, ParseError> {
@@ -185,6 +226,7 @@ impl Words {
             return Err(ParseError::new("upperdir= needs lowerdir= beside it"));
         }
         self.resolve_routes()?;
+        self.options.tier.check()?;
         Ok(self)
     }
 
@@ -248,6 +290,8 @@ impl Words {
             }
             "acl" => self.acl = Some(word.flag()?),
             "noacl" => self.acl = Some(!word.flag()?),
+            "fhsm_sec" => options.tier.set("every", word.text()?)?,
+            name if name.starts_with("tier.") => options.tier.set(name.trim_start_matches("tier."), word.text()?)?,
             name => {
                 if let Some((_, why)) = UNNEEDED.iter().find(|(known, _)| *known == name) {
                     self.unneeded.push((whole.to_string_lossy().into_owned(), why));

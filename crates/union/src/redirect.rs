@@ -19,7 +19,7 @@ const LENGTH_MAX: usize = 256;
 impl Shared {
     /// Whether directories whose upper part is on a branch may go on elsewhere below.
     pub(crate) fn may_redirect(&self, branch: &Branch) -> bool {
-        self.options.directory_redirect && !self.branches.iter().skip(branch.index + 1).any(|below| below.is_writable())
+        self.options.directory_redirect && !self.branches().iter().skip(branch.index().saturating_add(1)).any(|below| below.is_writable())
     }
 
     /// Makes the part of a directory on a branch say where it goes on below.
@@ -35,19 +35,19 @@ impl Shared {
             return Ok(());
         }
         let path = self.path_below(node, branch)?;
-        let below = self.resolve(&view, &path, branch.index + 1)?.map(|found| found.parts).unwrap_or_default();
-        let merged = view.parts.iter().filter(|part| part.branch.index > branch.index);
+        let below = self.resolve(&view, &path, branch.index().saturating_add(1))?.map(|found| found.parts).unwrap_or_default();
+        let merged = view.parts.iter().filter(|part| part.branch.index() > branch.index());
         let leads_there = merged.clone().count() == below.len()
-            && merged.zip(&below).all(|(old, new)| old.branch.index == new.branch.index && old.id == new.id);
+            && merged.zip(&below).all(|(old, new)| old.branch.index() == new.branch.index() && old.id == new.id);
         if !leads_there || path.len() > LENGTH_MAX {
             return Err(Errno::EXDEV);
         }
-        let attribute = branch.marks.namespace.redirect();
+        let attribute = branch.marks().namespace.redirect();
         match branch.layer.setxattr(&OWN, &part.node, attribute, &path, XattrFlags::default()) {
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => return Err(Errno::EXDEV),
             other => other?,
         }
-        node.goes_on_by_path(branch.index);
+        node.goes_on_by_path(branch.index());
         Ok(())
     }
 
@@ -58,7 +58,8 @@ impl Shared {
         let mut at = Arc::clone(node);
         while let Some(place) = at.place() {
             let part = at.part_on(branch).ok_or(Errno::ESTALE)?;
-            let redirect = if part.redirect == Redirect::None { None } else { branch.marks.opacity(&*branch.layer, &part.node)?.redirect };
+            let redirect =
+                if part.redirect == Redirect::None { None } else { branch.marks().opacity(&*branch.layer, &part.node)?.redirect };
             match redirect {
                 Some(path) if path.starts_with(b"/") => {
                     start = path;

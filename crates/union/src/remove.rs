@@ -84,19 +84,19 @@ impl Shared {
         // Once removed, it could not be asked who it was.
         let node = self.node_of(found)?;
         let branch = if top.branch.is_writable() {
-            let shows = self.shows_below(view, name, top.branch.index)?;
+            let shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;
             if !(shows && self.hide((parent, part), name)?)
                 && let Err(error) = top.branch.layer.unlink(caller, &part.node, name)
             {
                 if shows {
-                    top.branch.marks.unhide(&*top.branch.layer, &part.node, name)?;
+                    top.branch.marks().unhide(&*top.branch.layer, &part.node, name)?;
                 }
                 return Err(error);
             }
             Arc::clone(&top.branch)
         } else {
-            let target = self.branch_for_copy(None, top.branch.index, usize::MAX)?;
+            let target = self.branch_for_copy(None, top.branch.index(), usize::MAX)?;
             let Some(part) = view.on(&target) else { return Ok(Removal::Needs(target)) };
             self.hide((parent, part), name)?;
             target
@@ -116,14 +116,14 @@ impl Shared {
     ) -> Result<()> {
         self.listings.forget(parent.id);
         // The copy's own count, or that of a name below that only shows the copy.
-        let last = if seen.branch.is_writable() && node.top()?.branch.index == seen.branch.index {
+        let last = if seen.branch.is_writable() && node.top()?.branch.index() == seen.branch.index() {
             count <= 1
         } else if count <= 1 && !self.links.knows(node.id) {
             true
         } else {
             let left = self.links.one_less(node.id, count, branch).unwrap_or_else(|error| {
                 // The name is gone all the same; the count stays too high, which loses nothing.
-                tracing::warn!(branch = branch.index, ?error, "the count of links of a file is too high");
+                tracing::warn!(branch = branch.index(), ?error, "the count of links of a file is too high");
                 1
             });
             let copy = node.top()?;
@@ -138,7 +138,7 @@ impl Shared {
         let Some(part) = view.on(branch).filter(|_| branch.is_writable()) else { return };
         match branch.layer.unlink(&OWN, &part.node, name) {
             Ok(()) | Err(Errno::ENOENT) => {}
-            Err(error) => tracing::warn!(branch = branch.index, ?error, "a file that has been replaced stays on a lower branch"),
+            Err(error) => tracing::warn!(branch = branch.index(), ?error, "a file that has been replaced stays on a lower branch"),
         }
     }
 
@@ -151,9 +151,9 @@ impl Shared {
     pub(crate) fn hide_leaving(&self, home: (&Arc<UnionNode>, &Part), name: Name<'_>, temporary: &Temporary) -> Result<bool> {
         let (directory, part) = home;
         let branch = &part.branch;
-        let replaced = branch.marks.hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
-        if branch.marks.style == Style::Xattr {
-            directory.holds_attribute_marks(branch.index);
+        let replaced = branch.marks().hide(&*branch.layer, &branch.work()?.directory, temporary.name()?, &part.node, name)?;
+        if branch.marks().style == Style::Xattr {
+            directory.holds_attribute_marks(branch.index());
         }
         Ok(replaced)
     }
@@ -197,7 +197,7 @@ impl Shared {
     pub(crate) fn check_empty(&self, node: &UnionNode) -> Result<()> {
         let parts = node.parts();
         let sources: Vec<_> = parts.iter().map(source).collect();
-        let marks = parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
+        let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
         if listing::is_empty(&marks, &sources)? { Ok(()) } else { Err(Errno::ENOTEMPTY) }
     }
 
@@ -208,7 +208,7 @@ impl Shared {
         let mut leftovers = Vec::new();
         let top = parts.first().cloned().ok_or(Errno::EIO)?;
         let target =
-            if top.branch.is_writable() { Arc::clone(&top.branch) } else { self.branch_for_copy(None, top.branch.index, usize::MAX)? };
+            if top.branch.is_writable() { Arc::clone(&top.branch) } else { self.branch_for_copy(None, top.branch.index(), usize::MAX)? };
         let Some(home) = view.on(&target) else { return Ok(Removal::Needs(target)) };
         // From the bottom: what has nothing below it that could come to light needs no whiteout.
         while let [_, .., last] = parts.as_slice() {
@@ -217,14 +217,14 @@ impl Shared {
                 break;
             }
             // Files that a whiteout above has hidden are not ours to destroy.
-            if !last.branch.is_writable() || self.shows_below(&view, name, last.branch.index)? || !holds_marks_only(last)? {
+            if !last.branch.is_writable() || self.shows_below(&view, name, last.branch.index())? || !holds_marks_only(last)? {
                 break;
             }
             let directory = view.on(&last.branch).ok_or(Errno::EIO)?;
             leftovers.push(self.move_out(&last.branch, &directory.node, name)?);
             parts.pop();
         }
-        let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index)?;
+        let shows = parts.len() > 1 || !top.branch.is_writable() || self.shows_below(&view, name, target.index())?;
         if !top.branch.is_writable() {
             self.hide((parent, home), name)?;
         } else if shows {
@@ -256,7 +256,7 @@ impl Shared {
         for leftover in leftovers {
             if let Err(error) = clear_one(leftover) {
                 tracing::warn!(
-                    branch = leftover.branch.index,
+                    branch = leftover.branch.index(),
                     ?error,
                     "a removed directory stays in the work directory until the next start"
                 );
@@ -266,8 +266,8 @@ impl Shared {
 }
 
 /// Whether a directory of a branch has nothing in it but marks.
-fn holds_marks_only(part: &Part) -> Result<bool> {
-    listing::is_empty(&part.branch.marks, &[source(part)])
+pub(crate) fn holds_marks_only(part: &Part) -> Result<bool> {
+    listing::is_empty(&part.branch.marks(), &[source(part)])
 }
 
 fn clear_one(leftover: &Leftover) -> Result<()> {
@@ -285,9 +285,10 @@ fn clear_one(leftover: &Leftover) -> Result<()> {
 pub(crate) fn source(part: &Part) -> Source<'_> {
     Source {
         layer: &*part.branch.layer,
+        shared: Some(&part.branch.layer),
         directory: &part.node,
-        slot: u8::try_from(part.branch.index).unwrap_or(u8::MAX),
-        reads_marks: part.branch.mode.reads_marks(),
+        slot: part.branch.slot,
+        reads_marks: part.branch.reads_marks(),
         x_directory: part.x_directory,
     }
 }

@@ -16,8 +16,14 @@ use crate::{
     remove::{Leftover, check_existing, lock_names},
     union::{OWN, Shared},
 };
-use nacre_vfs::{Caller, Errno, Kind, Name, Node, RenameFlags, Result};
-use std::sync::{Arc, atomic::Ordering};
+use nacre_vfs::{Caller, Errno, Invalidation, Kind, Name, Node, RenameFlags, Result};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+/// How long doors get to close a file that nobody has open any more.
+const CLOSING: Duration = Duration::from_millis(200);
 
 /// A directory and a name in it.
 type Spot<'a> = (&'a Arc<UnionNode>, Name<'a>);
@@ -77,7 +83,7 @@ impl Shared {
                 }
                 Step::Again => {}
                 Step::Grow(directory, branch) => drop(self.grow(&directory, &branch)?),
-                Step::Raise(node, most) => drop(self.copy_up(&node, most, u64::MAX)?),
+                Step::Raise(node, most) => self.raise_file(&node, most)?,
                 Step::Name(parent, name, node) => self.name_copy(&parent, Name::new(&name)?, &node)?,
                 Step::Whole(directory, branch) => match self.may_redirect(&branch) && !self.is_small(&directory, &branch)? {
                     true => self.redirect_directory(&directory, &branch)?,
@@ -95,6 +101,21 @@ impl Shared {
         }
         let found = self.sight(caller, &spot.0.view(), spot.1)?.found;
         found.map(|found| self.known(spot.0, spot.1, found)).transpose()
+    }
+
+    /// Copies a file to a branch from which it can have the new name. One that is open on a writable branch has to stay there; doors hold files
+    /// open for a moment that nobody has open any more, and are asked to close them. No lock is held.
+    fn raise_file(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
+        match self.copy_up(node, most, u64::MAX) {
+            Err(Errno::EXDEV) => {}
+            other => return other.map(drop),
+        }
+        self.tell(&Invalidation::Content { id: node.id });
+        let start = Instant::now();
+        while !node.open_files().is_empty() && start.elapsed() < CLOSING {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.copy_up(node, most, u64::MAX).map(drop)
     }
 
     fn side(&self, caller: &Caller, spot: Spot<'_>) -> Result<Side> {
@@ -141,10 +162,10 @@ impl Shared {
     fn ready(&self, spot: Spot<'_>, side: &Side, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
         let seen = side.found().ok_or(Errno::ENOENT)?.top()?;
         let top = node.top()?;
-        if !top.branch.is_writable() || top.branch.index > limit {
+        if !top.branch.is_writable() || top.branch.index() > limit {
             return Ok(Some(Step::Raise(Arc::clone(node), limit)));
         }
-        if seen.branch.index != top.branch.index {
+        if seen.branch.index() != top.branch.index() {
             if side.view.on(&top.branch).is_none() {
                 return Ok(Some(Step::Grow(Arc::clone(spot.0), Arc::clone(&top.branch))));
             }
@@ -156,6 +177,9 @@ impl Shared {
     fn move_file(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Step> {
         let (old, source, node) = from;
         let (new, target) = to;
+        if let Some(step) = self.replace_above(caller, from, to)? {
+            return Ok(step);
+        }
         if let Some(step) = self.ready(old, source, node, target.sight.limit)? {
             return Ok(step);
         }
@@ -163,23 +187,66 @@ impl Shared {
         let branch = &top.branch;
         let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
-        let shows = self.shows_below(&source.view, old.1, branch.index)?;
+        let shows = self.shows_below(&source.view, old.1, branch.index())?;
         if self.is_copy(node, &top) {
             self.mark_home(new.0, new_home)?;
         }
         self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?;
-        if target.sight.whiteout == Some(branch.index) {
+        if target.sight.whiteout == Some(branch.index()) {
             uncover(new_home, new.1);
         }
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
             let below = found.top()?;
-            if below.branch.index != branch.index {
+            if below.branch.index() != branch.index() {
                 self.remove_hidden(&target.view, &below.branch, new.1);
             }
             self.name_is_gone(new, replaced, found.top()?, found.attr.nlink, branch)?;
         }
         self.moved(node, &top, old, new, (home, new_home))?;
         Ok(Step::Done(Vec::new()))
+    }
+
+    /// Replaces a file of a branch above without moving the new one to there: it gets the name on its own branch as well, which is hidden until the
+    /// name above is gone. Nothing is copied, and it does not matter who has the file open. A crash leaves the old file under the name, or the new
+    /// one under both. `None` where that is not enough.
+    fn replace_above(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Option<Step>> {
+        let ((old, source, node), (new, target)) = (from, to);
+        let (Some(found), Some(replaced)) = (target.found(), &target.node) else { return Ok(None) };
+        let (above, top, seen) = (found.top()?, node.top()?, source.found().ok_or(Errno::ENOENT)?.top()?);
+        let (branch, index) = (&top.branch, top.branch.index());
+        let is_above = above.branch.index() < index && target.sight.limit == above.branch.index() && target.sight.whiteout.is_none();
+        if !is_above || !above.branch.is_writable() || !branch.is_writable() || seen.branch.index() != index {
+            return Ok(None);
+        }
+        let (Some(home), Some(new_home), Some(above_home)) =
+            (source.view.on(branch), target.view.on(branch), target.view.on(&above.branch))
+        else {
+            return Ok(None);
+        };
+        // Without the name above, nothing may hide the new one, or be seen under the old name.
+        let under = self.sight_from(&OWN, &target.view, new.1, above.branch.index() + 1)?;
+        if under.limit < index
+            || under.whiteout.is_some_and(|whiteout| whiteout <= index)
+            || self.shows_below(&source.view, old.1, index)?
+        {
+            return Ok(None);
+        }
+        if self.is_copy(node, &top) {
+            self.mark_home(new.0, new_home)?;
+        }
+        // A file that is hidden there already has the name: it is not given up before the new one is in place.
+        if let Err(error) = branch.layer.link(&OWN, &top.node, None, &new_home.node, new.1) {
+            tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
+            return Ok(None);
+        }
+        if let Err(error) = above.branch.layer.unlink(caller, &above_home.node, new.1) {
+            branch.layer.unlink(&OWN, &new_home.node, new.1)?;
+            return Err(error);
+        }
+        branch.layer.unlink(&OWN, &home.node, old.1)?;
+        self.name_is_gone(new, replaced, above, found.attr.nlink, branch)?;
+        self.moved(node, &top, old, new, (home, new_home))?;
+        Ok(Some(Step::Done(Vec::new())))
     }
 
     /// The rename of a file or directory on its branch; with `shows`, something below would take the old name.
@@ -190,21 +257,21 @@ impl Shared {
         if !shows {
             return rename(0);
         }
-        if branch.marks.style == Style::Chardev && home.is_plain() {
+        if branch.marks().style == Style::Chardev && home.is_plain() {
             match rename(RenameFlags::WHITEOUT) {
                 Err(Errno::EINVAL | Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
                 other => return other,
             }
         }
         self.hide_then(from, || rename(0))?;
-        if branch.marks.style == Style::Wh {
+        if branch.marks().style == Style::Wh {
             return Ok(());
         }
         // What hides it already is not what others read: the mark that they know takes the very name.
         match self.hide((directory, home), name) {
             Ok(true) => uncover(home, name),
             Ok(false) => {}
-            Err(error) => tracing::warn!(branch = branch.index, ?error, "a whiteout keeps a form that only unions read"),
+            Err(error) => tracing::warn!(branch = branch.index(), ?error, "a whiteout keeps a form that only unions read"),
         }
         Ok(())
     }
@@ -213,11 +280,11 @@ impl Shared {
     fn hide_then(&self, at: (Spot<'_>, &Part), act: impl FnOnce() -> Result<()>) -> Result<()> {
         let ((_, name), home) = at;
         let (branch, work) = (&home.branch, home.branch.work()?);
-        let beside = Marks { style: Style::Wh, ..branch.marks };
+        let beside = Marks { style: Style::Wh, ..branch.marks() };
         beside.hide(&*branch.layer, &work.directory, work.temporary().name()?, &home.node, name)?;
         let done = act();
         if done.is_err() {
-            home.branch.marks.unhide(&*home.branch.layer, &home.node, name)?;
+            home.branch.marks().unhide(&*home.branch.layer, &home.node, name)?;
         }
         done
     }
@@ -241,7 +308,7 @@ impl Shared {
     fn whole(&self, node: &Arc<UnionNode>, limit: usize) -> Result<Option<Step>> {
         let parts = node.parts();
         let top = node.top()?;
-        if top.branch.is_writable() && top.branch.index <= limit {
+        if top.branch.is_writable() && top.branch.index() <= limit {
             let is_ready = match top.redirect {
                 Redirect::None => parts.len() == 1,
                 Redirect::Sibling => false,
@@ -249,7 +316,7 @@ impl Shared {
             };
             return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
         }
-        match self.branch_for_copy(node.place().as_ref(), top.branch.index, limit) {
+        match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
             // It can be changed, only not moved there.
             Err(Errno::EROFS) if top.branch.is_writable() => Err(Errno::EXDEV),
             other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
@@ -272,11 +339,12 @@ impl Shared {
         let (branch, layer) = (&top.branch, &top.branch.layer);
         let Some(new_home) = target.view.on(branch) else { return Ok(Step::Grow(Arc::clone(new.0), Arc::clone(branch))) };
         let home = source.view.on(branch).ok_or(Errno::EIO)?;
-        let shows = self.shows_below(&source.view, old.1, branch.index)?;
-        let covers =
-            target.node.is_some() || target.sight.whiteout == Some(branch.index) || self.shows_below(&target.view, new.1, branch.index)?;
+        let shows = self.shows_below(&source.view, old.1, branch.index())?;
+        let covers = target.node.is_some()
+            || target.sight.whiteout == Some(branch.index())
+            || self.shows_below(&target.view, new.1, branch.index())?;
         if covers && top.redirect == Redirect::None {
-            branch.marks.make_opaque(&**layer, &top.node)?;
+            branch.marks().make_opaque(&**layer, &top.node)?;
         }
         if self.is_copy(node, &top) {
             self.mark_home(new.0, new_home)?;
@@ -300,14 +368,14 @@ impl Shared {
             Some(entry) => {
                 // A whiteout at the very name, or an empty directory that could not be made ready: it takes the old name, and goes there.
                 if entry.attr.kind == Kind::Directory && shows {
-                    branch.marks.make_opaque(&**layer, &entry.node)?;
+                    branch.marks().make_opaque(&**layer, &entry.node)?;
                 }
                 layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
                 self.clear_old_name(old, home, entry.attr.kind, shows, &mut leftovers)?;
             }
             None => self.move_and_hide(caller, (old, home), (new_home, new.1), shows)?,
         }
-        if target.sight.whiteout == Some(branch.index) {
+        if target.sight.whiteout == Some(branch.index()) {
             uncover(new_home, new.1);
         }
         if let Some(replaced) = &target.node {
@@ -315,8 +383,8 @@ impl Shared {
             self.listings.forget(replaced.id);
         }
         let floor = match target.sight.whiteout {
-            _ if covers || top.redirect != Redirect::None => branch.index,
-            Some(index) if index > branch.index => index - 1,
+            _ if covers || top.redirect != Redirect::None => branch.index(),
+            Some(index) if index > branch.index() => index - 1,
             _ => target.sight.limit,
         };
         node.settle(node.parts().to_vec(), floor);
@@ -331,9 +399,9 @@ impl Shared {
         let ((old, source, node), (new, target)) = (from, to);
         let parts = node.parts();
         let [_, .., last] = &*parts else { return Ok(None) };
-        let is_free = target.sight.found.is_none() && target.sight.whiteout.is_none() && target.sight.limit >= last.branch.index;
+        let is_free = target.sight.found.is_none() && target.sight.whiteout.is_none() && target.sight.limit >= last.branch.index();
         let all_writable = parts.iter().all(|part| part.branch.is_writable());
-        if !is_free || !all_writable || node.is_redirected() || self.shows_below(&source.view, old.1, last.branch.index)? {
+        if !is_free || !all_writable || node.is_redirected() || self.shows_below(&source.view, old.1, last.branch.index())? {
             return Ok(None);
         }
         if let Some(missing) = parts.iter().find(|part| target.view.on(&part.branch).is_none()) {
@@ -358,7 +426,7 @@ impl Shared {
             self.moved(node, part, old, new, (home, new_home))?;
         }
         // An opaque part ends it where it did before.
-        let floor = if node.view().floor == last.branch.index { last.branch.index } else { target.sight.limit };
+        let floor = if node.view().floor == last.branch.index() { last.branch.index() } else { target.sight.limit };
         node.settle(parts.to_vec(), floor);
         Ok(Some(Step::Done(Vec::new())))
     }
@@ -376,10 +444,10 @@ impl Shared {
         let top = node.top()?;
         let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
         let ready = branch
-            .marks
+            .marks()
             .make_opaque_by_attribute(&**layer, &part.node)
             .and_then(|is_opaque| if is_opaque { self.dress(&top, &attr, &part).map(|()| true) } else { Ok(false) })
-            .and_then(|ready| identity::set_origin(branch, &part.node, part.id, node.id).map(|()| ready))
+            .and_then(|ready| identity::set_origin(&self.identities, branch, &part.node, part.id, node.id).map(|()| ready))
             .and_then(|ready| {
                 let swap = RenameFlags(RenameFlags::EXCHANGE);
                 if ready {
@@ -393,7 +461,7 @@ impl Shared {
         }
         let fresh = layer.lookup(&OWN, &home.node, at.1)?;
         layer.adopt(&part.node, &fresh.node);
-        node.settle(vec![part], branch.index);
+        node.settle(vec![part], branch.index());
         Ok(Some(leftover))
     }
 
@@ -404,7 +472,7 @@ impl Shared {
             return match shows {
                 false => branch.layer.unlink(&OWN, &home.node, name),
                 // A whiteout, which may as well stay where one is needed; one that an attribute tells takes a mark on the directory.
-                true if branch.marks.style == Style::Xattr => self.hide((old.0, home), name).map(drop),
+                true if branch.marks().style == Style::Xattr => self.hide((old.0, home), name).map(drop),
                 true => Ok(()),
             };
         }
@@ -422,7 +490,7 @@ impl Shared {
     fn exchange(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side, &Arc<UnionNode>)) -> Result<Step> {
         let (one, other) = (from.2.top()?, to.2.top()?);
         // Both have to be on the higher of the two branches.
-        let most = one.branch.index.min(other.branch.index);
+        let most = one.branch.index().min(other.branch.index());
         for (spot, side, node) in [from, to] {
             let step = if node.kind == Kind::Directory { self.whole(node, most)? } else { self.ready(spot, side, node, most)? };
             if let Some(step) = step {
@@ -430,7 +498,7 @@ impl Shared {
             }
         }
         let branch = &one.branch;
-        if branch.index != other.branch.index {
+        if branch.index() != other.branch.index() {
             return Ok(Step::Again);
         }
         let layer = &branch.layer;
@@ -444,9 +512,9 @@ impl Shared {
         }
         for (moving, side, name) in [(node, target, new.1), (swapped, source, old.1)] {
             let merges = moving.kind == Kind::Directory && moving.top()?.redirect == Redirect::None;
-            if merges && self.shows_below(&side.view, name, branch.index)? {
-                branch.marks.make_opaque(&**layer, &moving.top()?.node)?;
-                moving.settle(moving.parts().to_vec(), branch.index);
+            if merges && self.shows_below(&side.view, name, branch.index())? {
+                branch.marks().make_opaque(&**layer, &moving.top()?.node)?;
+                moving.settle(moving.parts().to_vec(), branch.index());
             }
         }
         layer.rename(caller, &home.node, old.1, &new_home.node, new.1, RenameFlags(RenameFlags::EXCHANGE))?;
@@ -462,9 +530,9 @@ impl Shared {
         let _names = parent.names.write();
         let view = parent.view();
         let found = self.sight(&OWN, &view, name)?.found.ok_or(Errno::ESTALE)?;
-        let (seen, count) = (found.top()?.branch.index, found.attr.nlink);
+        let (seen, count) = (found.top()?.branch.index(), found.attr.nlink);
         let copy = node.top()?;
-        if !Arc::ptr_eq(&self.node_of(found)?, node) || seen == copy.branch.index {
+        if !Arc::ptr_eq(&self.node_of(found)?, node) || seen == copy.branch.index() {
             return Ok(());
         }
         let home = view.on(&copy.branch).ok_or(Errno::ESTALE)?;
@@ -477,8 +545,8 @@ impl Shared {
 
 /// Removes the whiteout beside a name that is there now. Where that fails it hides nothing that could be seen.
 pub(crate) fn uncover(home: &Part, name: Name<'_>) {
-    if let Err(error) = home.branch.marks.unhide(&*home.branch.layer, &home.node, name) {
-        tracing::warn!(branch = home.branch.index, ?error, "a whiteout stays beside its name");
+    if let Err(error) = home.branch.marks().unhide(&*home.branch.layer, &home.node, name) {
+        tracing::warn!(branch = home.branch.index(), ?error, "a whiteout stays beside its name");
     }
 }
 

@@ -4,26 +4,32 @@
 
 use crate::{
     branch::BranchMode,
-    branches::Branch,
+    branches::{Branch, Slots},
     identity::Identities,
     links::Links,
     listing::Listings,
     lookup,
-    marks::{Marks, Style},
+    marks::Style,
     node::{Nodes, Part, UnionNode},
     policy::{CopyUpPolicy, CreatePolicy, PolicyState, Routes, SpaceCache},
+    tier::{self, TierRules, Tiering},
     watch,
-    work::Work,
 };
+use arc_swap::ArcSwap;
 use nacre_vfs::{
     Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
     OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::{
     error::Error,
     fmt,
-    sync::{Arc, atomic::AtomicU64, mpsc::Sender},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize},
+        mpsc::Sender,
+    },
     time::Instant,
 };
 
@@ -48,7 +54,7 @@ pub struct UnionOptions {
     pub whiteout: Style,
     /// Shows whiteouts as names; only for unions without a writable branch.
     pub show_whiteouts: bool,
-    /// Copies are on stable storage before they take the place of the original.
+    /// Copies are on stable storage before they take the place of the original, and so is what users ask to be (`fsync(2)`, `syncfs(2)`).
     pub sync: bool,
     /// Every new directory is opaque, not only those that take the place of a hidden one.
     pub opaque_always: bool,
@@ -63,6 +69,8 @@ pub struct UnionOptions {
     /// A write that finds a branch full moves the file to the branch with most room and is tried again. The kernel then cannot read and write
     /// files in our place.
     pub move_when_full: bool,
+    /// What is to be on which of the branches with `+tier`.
+    pub tier: TierRules,
 }
 
 impl Default for UnionOptions {
@@ -80,7 +88,27 @@ impl Default for UnionOptions {
             directory_copy_limit: 1_000,
             directory_redirect: false,
             move_when_full: false,
+            tier: TierRules::default(),
         }
+    }
+}
+
+/// A branch to be.
+pub struct Member {
+    /// As the user calls it: the path of a directory, mostly.
+    pub name: PathBuf,
+    /// The branch.
+    pub layer: Arc<dyn Layer>,
+    /// What may be done with it.
+    pub mode: BranchMode,
+    /// A directory of the same layer outside of the branch's tree, where the union's own directories go (overlayfs: `workdir`); `None` for
+    /// the branch's top.
+    pub work: Option<Node>,
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("name", &self.name).field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 
@@ -98,12 +126,23 @@ impl Error for UnionError {}
 
 /// What all operations share.
 pub(crate) struct Shared {
-    pub(crate) branches: Vec<Arc<Branch>>,
+    branches: ArcSwap<Vec<Arc<Branch>>>,
+    /// Held for reading by every operation that looks at branches: they change only while nobody does. Never taken twice by one thread.
+    pub(crate) gate: RwLock<()>,
+    /// How many wait for a moment without operations: whoever is at something long gives up.
+    pub(crate) wanted: AtomicUsize,
+    /// Which branches routes lead to.
+    pub(crate) routes: ArcSwap<Routes>,
+    /// Who is told of changes that did not come through the union.
+    pub(crate) watchers: Mutex<Vec<Sender<Invalidation>>>,
+    /// Held while the list of branches is being changed.
+    pub(crate) changing: Mutex<Slots>,
     pub(crate) options: UnionOptions,
     pub(crate) nodes: Arc<Nodes>,
-    pub(crate) identities: Identities,
+    pub(crate) identities: Arc<Identities>,
     pub(crate) links: Links,
     pub(crate) listings: Listings,
+    pub(crate) tiering: Tiering,
     pub(crate) policy: PolicyState,
     pub(crate) space: SpaceCache,
     /// The clock of `space`.
@@ -122,7 +161,7 @@ pub struct Union {
 
 impl fmt::Debug for Union {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Union").field("branches", &self.shared.branches.len()).finish_non_exhaustive()
+        f.debug_struct("Union").field("branches", &self.shared.branches().len()).finish_non_exhaustive()
     }
 }
 
@@ -133,61 +172,81 @@ impl Union {
     /// # Errors
     /// No branch or too many; whiteouts shown over a writable branch; a branch that cannot be read, or not be written though it should.
     pub fn new(branches: Vec<(Arc<dyn Layer>, BranchMode)>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
-        if branches.is_empty() {
+        let name = |index: usize| PathBuf::from(format!("branch {}", index + 1));
+        let member = |(index, (layer, mode))| Member { name: name(index), layer, mode, work: None };
+        Union::named(branches.into_iter().enumerate().map(member).collect(), options)
+    }
+
+    /// The same with branches that have names.
+    ///
+    /// # Errors
+    /// As [`Union::new`].
+    pub fn named(members: Vec<Member>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
+        if members.is_empty() {
             return Err(UnionError("a union needs a branch; name at least one directory".to_owned()));
         }
-        if branches.len() > BRANCHES_MAX {
+        if members.len() > BRANCHES_MAX {
             return Err(UnionError(format!(
                 "{} branches are more than {BRANCHES_MAX}; join some of them in a union of their own",
-                branches.len()
+                members.len()
             )));
         }
-        if options.show_whiteouts && branches.iter().any(|(_, mode)| mode.writable()) {
+        if options.show_whiteouts && members.iter().any(|member| member.mode.writable()) {
             return Err(UnionError(
                 "whiteouts can only be shown by a union that is read-only as a whole; make all branches ro+wh".to_owned(),
             ));
         }
-        let mut opened: Vec<Branch> = Vec::with_capacity(branches.len());
-        for (index, (layer, mode)) in branches.into_iter().enumerate() {
+        let mut slots = Slots::default();
+        let mut opened: Vec<Arc<Branch>> = Vec::with_capacity(members.len());
+        for (index, member) in members.into_iter().enumerate() {
             let failed = |error: Errno| {
                 UnionError(format!(
                     "branch {} cannot be used: {error}; name a directory that can be read, and written where it is to be",
                     index + 1
                 ))
             };
-            let branch = open_branch(index, layer, mode, options.whiteout).map_err(failed)?;
-            if opened.iter().any(|other: &Branch| other.root_id == branch.root_id) {
+            let slot = slots.free().ok_or_else(|| failed(Errno::ENOSPC))?;
+            let branch = Arc::new(Branch::open(slot, member, options.whiteout).map_err(failed)?);
+            if opened.iter().any(|other| other.root_id == branch.root_id) {
                 return Err(UnionError(format!("branch {} is the same directory as one above it; name it once", index + 1)));
             }
+            branch.set_index(index);
+            slots.take(&branch);
             opened.push(branch);
         }
-        // Marks on branches that are only read have been written by a union like this one.
-        let namespace = opened.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks.namespace);
-        for branch in opened.iter_mut().filter(|branch| !branch.is_writable()) {
-            branch.marks.namespace = namespace.unwrap_or(branch.marks.namespace);
-        }
-        let opened: Vec<Arc<Branch>> = opened.into_iter().map(Arc::new).collect();
-        let links = Links::default();
-        let identities = Identities::default();
+        believe(&opened);
+        let identities = Arc::new(Identities::default());
+        let links = Links::new(Arc::clone(&identities));
         // From the bottom, so that a branch put on top later changes no numbers.
         for branch in opened.iter().rev() {
-            identities.of(branch.root_id);
+            identities.register(branch.root_id);
         }
         for branch in &opened {
             links
                 .load(branch)
-                .map_err(|error| UnionError(format!("the hard-link index of branch {} cannot be read: {error}", branch.index + 1)))?;
+                .map_err(|error| UnionError(format!("the hard-link index of branch {} cannot be read: {error}", branch.index() + 1)))?;
         }
         let nodes = Arc::new(Nodes::default());
-        let root =
-            root(&nodes, &identities, &opened).map_err(|error| UnionError(format!("the branches cannot be put together: {error}")))?;
+        let failed = |error| UnionError(format!("the branches cannot be put together: {error}"));
+        let last = opened.last().map(|last| last.root_id).ok_or_else(|| failed(Errno::EIO))?;
+        let (parts, floor) = root_parts(&opened).map_err(failed)?;
+        let id = identities.of(last);
+        nodes.set_root(id);
+        let root = nodes.get(crate::node::Known { id, kind: Kind::Directory, parts, floor });
+        let tier = options.tier.clone();
         let shared = Shared {
-            branches: opened,
+            branches: ArcSwap::from_pointee(opened),
+            gate: RwLock::new(()),
+            wanted: AtomicUsize::new(0),
+            routes: ArcSwap::from_pointee(options.routes.clone()),
+            watchers: Mutex::default(),
+            changing: Mutex::new(slots),
             options,
             nodes,
             identities,
             links,
             listings: Listings::default(),
+            tiering: Tiering::new(tier),
             policy: PolicyState::default(),
             space: SpaceCache::default(),
             started: Instant::now(),
@@ -195,7 +254,9 @@ impl Union {
             moves: AtomicU64::new(0),
             root,
         };
-        Ok(Union { shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        tier::start(&shared);
+        Ok(Union { shared })
     }
 
     /// What all operations share, for questions that are no operations.
@@ -204,45 +265,44 @@ impl Union {
     }
 }
 
-fn open_branch(index: usize, layer: Arc<dyn Layer>, mode: BranchMode, style: Style) -> Result<Branch> {
-    let root = layer.root()?;
-    if root.attr.kind != Kind::Directory {
-        return Err(Errno::ENOTDIR);
+/// Marks on branches that are only read have been written by a union like this one.
+pub(crate) fn believe(branches: &[Arc<Branch>]) {
+    let namespace = branches.iter().find(|branch| branch.is_writable()).map(|branch| branch.marks().namespace);
+    if let Some(namespace) = namespace {
+        branches.iter().filter(|branch| !branch.is_writable() && !branch.has_work()).for_each(|branch| branch.believe_marks_in(namespace));
     }
-    let work = if mode.writable() { Some(Work::open(&*layer, &root.node)?) } else { None };
-    let namespace = match &work {
-        Some(work) => Marks::probe(&*layer, &work.directory)?,
-        // Nothing is written there.
-        None => crate::marks::Namespace::Trusted,
-    };
-    let links = if mode.reads_marks() { Work::links(&*layer, &root.node, mode.writable())? } else { None };
-    let marks = Marks { style, namespace };
-    Ok(Branch { index, mode, root: root.node, root_id: root.attr.id, marks, links, work, layer })
 }
 
-fn root(nodes: &Arc<Nodes>, identities: &Identities, branches: &[Arc<Branch>]) -> Result<Arc<UnionNode>> {
+/// The parts of the top directory, and the last branch that shows any of it.
+pub(crate) fn root_parts(branches: &[Arc<Branch>]) -> Result<(Vec<Part>, usize)> {
     let mut parts = Vec::new();
-    let mut floor = branches.len().saturating_sub(1);
     for branch in branches {
-        let opacity = if branch.mode.reads_marks() { branch.marks.opacity(&*branch.layer, &branch.root)? } else { Default::default() };
+        let opacity = if branch.reads_marks() { branch.marks().opacity(&*branch.layer, &branch.root)? } else { Default::default() };
         parts.push(Part { x_directory: opacity.x, impure: opacity.impure, ..Part::new(branch, branch.root.clone(), branch.root_id) });
         if opacity.opaque {
-            floor = branch.index;
-            break;
+            return Ok((parts, branch.index()));
         }
     }
-    let last = branches.last().ok_or(Errno::EIO)?;
-    let id = identities.of(last.root_id);
-    nodes.set_root(id);
-    Ok(nodes.get(crate::node::Known { id, kind: Kind::Directory, parts, floor }))
+    Ok((parts, branches.len().saturating_sub(1)))
 }
 
 impl Shared {
+    /// The branches from the top.
+    pub(crate) fn branches(&self) -> arc_swap::Guard<Arc<Vec<Arc<Branch>>>> {
+        self.branches.load()
+    }
+
+    /// From now on, these are the branches. Nobody is looking.
+    pub(crate) fn set_branches(&self, branches: Vec<Arc<Branch>>) {
+        self.branches.store(Arc::new(branches));
+    }
+
     /// How long what is known of a directory's names stays true.
     pub(crate) fn coherence_of_names(&self, node: &UnionNode) -> Coherence {
         let parts = node.parts();
-        let told = self.branches.iter().map(|branch| {
-            let part = parts.iter().find(|part| part.branch.index == branch.index);
+        let branches = self.branches();
+        let told = branches.iter().map(|branch| {
+            let part = parts.iter().find(|part| part.branch.slot == branch.slot);
             branch.layer.coherence(Scope::Names(part.map_or(&branch.root, |part| &part.node)))
         });
         told.max().unwrap_or(Coherence::Shared)
@@ -252,25 +312,27 @@ impl Shared {
 impl Layer for Union {
     fn root(&self) -> Result<Entry> {
         let node = Node::new(Arc::clone(&self.shared.root));
+        let _branches = self.shared.gate.read();
         let attr = self.shared.getattr(&OWN, &node, None)?;
         Ok(Entry { node, attr })
     }
 
     fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let _branches = self.shared.gate.read();
         self.shared.lookup(caller, parent, name)
     }
 
     fn id(&self, node: &Node) -> Result<FileId> {
-        Ok(self.shared.node(node)?.id)
+        Ok(self.shared.held(node)?.id)
     }
 
     fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.shared.node(node).ok()?.path()
+        self.shared.held(node).ok()?.path()
     }
 
     fn adopt(&self, known: &Node, fresh: &Node) {
         // A file has one node as long as anybody holds it: there is nothing to learn.
-        if let (Ok(known), Ok(fresh)) = (self.shared.node(known), self.shared.node(fresh))
+        if let (Ok(known), Ok(fresh)) = (self.shared.held(known), self.shared.held(fresh))
             && !Arc::ptr_eq(&known, &fresh)
             && let Some(place) = fresh.place()
         {
@@ -279,50 +341,62 @@ impl Layer for Union {
     }
 
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        let _branches = self.shared.gate.read();
         self.shared.getattr(caller, node, file)
     }
 
     fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.access(caller, node, mask)
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        let _branches = self.shared.gate.read();
         self.shared.setattr(caller, node, file, change)
     }
 
     fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        let _branches = self.shared.gate.read();
         self.shared.readlink(caller, node)
     }
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let _branches = self.shared.gate.read();
         self.shared.create(caller, parent, name, mode, flags)
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let _branches = self.shared.gate.read();
         self.shared.tmpfile(caller, parent, mode, flags)
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        let _branches = self.shared.gate.read();
         self.shared.mkdir(caller, parent, name, mode)
     }
 
     fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        let _branches = self.shared.gate.read();
         self.shared.mknod(caller, parent, name, kind, mode, device)
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let _branches = self.shared.gate.read();
         self.shared.symlink(caller, parent, name, target)
     }
 
     fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let _branches = self.shared.gate.read();
         self.shared.link(caller, node, file, parent, name)
     }
 
     fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.unlink(caller, parent, name)
     }
 
     fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.rmdir(caller, parent, name)
     }
 
@@ -335,53 +409,64 @@ impl Layer for Union {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.rename(caller, (parent, name), (new_parent, new_name), flags)
     }
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        let _branches = self.shared.gate.read();
         self.shared.open(caller, node, flags)
     }
 
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        let _branches = self.shared.gate.read();
         lookup::list(&self.shared, caller, node, from, attributes, sink)
     }
 
     fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.fsyncdir(caller, node, data_only)
     }
 
     fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        let _branches = self.shared.gate.read();
         self.shared.statfs(caller, node)
     }
 
     fn syncfs(&self) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.syncfs()
     }
 
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        let _branches = self.shared.gate.read();
         self.shared.getxattr(caller, node, name, buffer)
     }
 
     fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        let _branches = self.shared.gate.read();
         self.shared.listxattr(caller, node, buffer)
     }
 
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.setxattr(caller, node, name, value, flags)
     }
 
     fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        let _branches = self.shared.gate.read();
         self.shared.removexattr(caller, node, name)
     }
 
     fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        let _branches = self.shared.gate.read();
         self.shared.ioctl(caller, node, request, output)
     }
 
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         match scope {
-            Scope::Names(node) => self.shared.node(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node)),
-            Scope::Attributes(node, attr) => match self.shared.node(node).and_then(|node| node.top()) {
+            Scope::Names(node) => self.shared.held(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node)),
+            Scope::Attributes(node, attr) => match self.shared.held(node).and_then(|node| node.top()) {
                 Ok(top) => top.branch.layer.coherence(Scope::Attributes(&top.node, attr)),
                 Err(_) => Coherence::Shared,
             },
@@ -389,15 +474,16 @@ impl Layer for Union {
     }
 
     fn watch(&self, channel: Sender<Invalidation>) {
+        let _branches = self.shared.gate.read();
         watch::start(&self.shared, &channel);
     }
 
     fn has_acls(&self) -> bool {
-        self.shared.branches.iter().any(|branch| branch.layer.has_acls())
+        self.shared.branches().iter().any(|branch| branch.layer.has_acls())
     }
 
     fn judges_callers(&self) -> bool {
-        self.shared.branches.iter().any(|branch| branch.layer.judges_callers())
+        self.shared.branches().iter().any(|branch| branch.layer.judges_callers())
     }
 
     fn collect(&self, _: &Arc<dyn Collector>) -> bool {
@@ -411,7 +497,7 @@ impl Layer for Union {
             .with("create", options.create.to_string())
             .with("cpup", options.copy_up.to_string())
             .with("whiteout", options.whiteout.to_string());
-        for branch in &self.shared.branches {
+        for branch in self.shared.branches().iter() {
             text = text.over(branch.layer.describe());
         }
         text

@@ -10,30 +10,36 @@ use std::sync::{
     mpsc::{Sender, channel},
 };
 
-/// Starts watching all branches.
+/// Starts watching all branches, and those that will come.
 pub(crate) fn start(shared: &Arc<Shared>, out: &Sender<Invalidation>) {
-    for branch in &shared.branches {
-        let (sender, receiver) = channel();
-        let (shared, index, out) = (Arc::downgrade(shared), branch.index, out.clone());
-        let work = move || {
-            for notice in receiver {
-                let Some(told) = translate(&shared, index, notice) else { continue };
-                if out.send(told).is_err() {
-                    return;
-                }
-            }
-        };
-        match std::thread::Builder::new().name(format!("union-watch-{}", branch.index)).spawn(work) {
-            Ok(_) => branch.layer.watch(sender),
-            Err(error) => tracing::error!(branch = branch.index, %error, "changes that others make on a branch cannot be watched"),
-        }
+    shared.watchers.lock().push(out.clone());
+    for branch in shared.branches().iter() {
+        watch(shared, branch, out);
     }
 }
 
-fn translate(shared: &Weak<Shared>, index: usize, notice: Invalidation) -> Option<Invalidation> {
-    let shared = shared.upgrade()?;
-    let branch = shared.branch(index).ok()?;
-    let known = |id: FileId| shared.nodes.by_part(index, id).map(|node| node.id);
+/// Starts watching one branch.
+pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Invalidation>) {
+    let (sender, receiver) = channel();
+    // The branch itself would be kept for ever by whoever waits for its last word.
+    let (shared, watched, out) = (Arc::downgrade(shared), Arc::downgrade(branch), out.clone());
+    let work = move || {
+        for notice in receiver {
+            let Some(told) = translate(&shared, &watched, notice) else { continue };
+            if out.send(told).is_err() {
+                return;
+            }
+        }
+    };
+    match std::thread::Builder::new().name(format!("union-watch-{}", branch.slot)).spawn(work) {
+        Ok(_) => branch.layer.watch(sender),
+        Err(error) => tracing::error!(branch = branch.index(), %error, "changes that others make on a branch cannot be watched"),
+    }
+}
+
+fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<Invalidation> {
+    let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
+    let known = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
     Some(match notice {
         Invalidation::Everything => {
             shared.listings.forget_all();
@@ -41,12 +47,12 @@ fn translate(shared: &Weak<Shared>, index: usize, notice: Invalidation) -> Optio
         }
         Invalidation::Attributes { id } => Invalidation::Attributes { id: known(id)? },
         Invalidation::Content { id } => Invalidation::Content { id: known(id)? },
-        Invalidation::Entry { parent, name } => entry(&shared, branch, parent, name)?,
+        Invalidation::Entry { parent, name } => entry(&shared, &branch, parent, name)?,
     })
 }
 
 fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> Option<Invalidation> {
-    let node = shared.nodes.by_part(branch.index, parent)?;
+    let node = shared.nodes.by_part(branch.slot, parent)?;
     shared.listings.forget(node.id);
     let Some(hidden) = name.strip_prefix(marks::PREFIX) else {
         return Some(Invalidation::Entry { parent: node.id, name });

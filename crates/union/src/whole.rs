@@ -45,8 +45,8 @@ impl Shared {
     fn names_elsewhere(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
         let parts = directory.parts();
         let sources: Vec<_> = parts.iter().map(source).collect();
-        let marks = parts.first().map(|part| part.branch.marks).ok_or(Errno::EIO)?;
-        let home = parts.iter().position(|part| part.branch.index == branch.index);
+        let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
+        let home = parts.iter().position(|part| part.branch.index() == branch.index());
         let mut names = Names { home, names: Vec::new() };
         let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
         self.listings.list(&marks, &request, &sources, &mut names)?;
@@ -103,8 +103,8 @@ impl Shared {
             }
             if complete {
                 let part = Part { redirect: Redirect::None, ..view.on(branch).cloned().ok_or(Errno::ESTALE)? };
-                branch.marks.make_opaque(&*branch.layer, &part.node)?;
-                directory.settle(vec![part], branch.index);
+                branch.marks().make_opaque(&*branch.layer, &part.node)?;
+                directory.settle(vec![part], branch.index());
                 return Ok(());
             }
         }
@@ -128,8 +128,8 @@ impl Shared {
             budget.levels += 1;
             return Ok(());
         }
-        let copy = self.copy_up(&node, branch.index, u64::MAX)?;
-        if copy.branch.index != branch.index {
+        let copy = self.copy_up(&node, branch.index(), u64::MAX)?;
+        if copy.branch.index() != branch.index() {
             return Err(Errno::EXDEV);
         }
         self.name_copy(directory, name, &node)
@@ -138,5 +138,5 @@ impl Shared {
 
 /// Whether nothing of it is on another branch.
 fn is_whole(found: &Found, branch: &Branch) -> bool {
-    matches!(found.parts.as_slice(), [part] if part.branch.index == branch.index)
+    matches!(found.parts.as_slice(), [part] if part.branch.index() == branch.index())
 }

@@ -1,7 +1,8 @@
 //! The directories of a branch that belong to the union itself: where things are built before they get their names, and the hard-link index.
 //!
-//! Both lie at the top of each writable branch under reserved names, mode 0700. What a crash leaves in the work directory is of no use to
-//! anybody: it is emptied when the branch is opened.
+//! Both lie at the top of each writable branch under reserved names, mode 0700, or in a directory of their own beside the branch (overlayfs'
+//! `workdir`), so that nothing but the files of users is on the branch. What a crash leaves in the work directory is of no use to anybody: it
+//! is emptied when the branch is opened.
 
 use crate::{listing, union::OWN};
 use nacre_vfs::{Errno, Layer, Name, Node, Result};
@@ -12,9 +13,36 @@ use std::{
 
 const WORK: &[u8] = b".wh..wh.work";
 pub(crate) const LINKS: &[u8] = b".wh..wh.links";
+/// The same in a directory of their own; the first is what the kernel's overlay file system calls it as well.
+const WORK_APART: &[u8] = b"work";
+const LINKS_APART: &[u8] = b"links";
 /// What begins temporary names outside the work directory.
 const HIDDEN: &str = ".wh..wh.tmp.";
 const MODE: u32 = 0o700;
+
+/// Where the directories of a branch are.
+#[derive(Clone, Copy)]
+pub(crate) enum Home<'a> {
+    /// In the branch's top directory.
+    Top(&'a Node),
+    /// In a directory of their own on the same layer.
+    Apart(&'a Node),
+}
+
+impl<'a> Home<'a> {
+    fn directory(self) -> &'a Node {
+        match self {
+            Home::Top(directory) | Home::Apart(directory) => directory,
+        }
+    }
+
+    fn name(self, top: &'static [u8], apart: &'static [u8]) -> &'static [u8] {
+        match self {
+            Home::Top(_) => top,
+            Home::Apart(_) => apart,
+        }
+    }
+}
 
 /// A name that nobody else uses.
 pub(crate) struct Temporary(Vec<u8>);
@@ -42,8 +70,8 @@ impl Work {
     ///
     /// # Errors
     /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what the storage says.
-    pub(crate) fn open(layer: &dyn Layer, root: &Node) -> Result<Work> {
-        let directory = make(layer, root, WORK)?;
+    pub(crate) fn open(layer: &dyn Layer, home: Home<'_>) -> Result<Work> {
+        let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
         listing::purge(layer, &directory)?;
         // Temporary names are also given outside the work directory, where those of an earlier run may still be.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
@@ -55,11 +83,12 @@ impl Work {
     ///
     /// # Errors
     /// As [`Work::open`].
-    pub(crate) fn links(layer: &dyn Layer, root: &Node, writable: bool) -> Result<Option<Node>> {
+    pub(crate) fn links(layer: &dyn Layer, home: Home<'_>, writable: bool) -> Result<Option<Node>> {
+        let name = home.name(LINKS, LINKS_APART);
         if writable {
-            return make(layer, root, LINKS).map(Some);
+            return make(layer, home.directory(), name).map(Some);
         }
-        match layer.lookup(&OWN, root, Name::new(LINKS)?) {
+        match layer.lookup(&OWN, home.directory(), Name::new(name)?) {
             Ok(found) => Ok((found.attr.kind == nacre_vfs::Kind::Directory).then_some(found.node)),
             Err(Errno::ENOENT) => Ok(None),
             Err(error) => Err(error),

@@ -47,10 +47,8 @@ fn nonsense_is_refused_with_what_exists() {
         ("/a::/b", "no path"),
         ("", "no path"),
         ("/a=b", "written \\="),
-        ("/a=rw+coo_reg", "not available yet"),
-        ("/a=rw+coo_all", "not available yet"),
-        ("/a=rw+moo", "not available yet"),
-        ("/a=rw+fhsm", "not available yet"),
+        ("/a=ro+moo", "+moo goes with rw"),
+        ("/a=ro+fhsm", "+fhsm goes with rw"),
         ("/a=rw,4X", "is no size"),
         ("/a=rw+minfree=", "is no size"),
         ("/a=rw+minfree=99999999999P", "is no size"),
@@ -64,7 +62,7 @@ fn nonsense_is_refused_with_what_exists() {
 
 #[test]
 fn modes_read_what_they_write() {
-    for text in ["rw", "ro", "rr+wh", "nc", "rw+icex", "ro+wh+icexsec+icexoth+minfree=5"] {
+    for text in ["rw", "ro", "rr+wh", "nc", "rw+icex", "ro+coo_reg", "rw+coo_all", "rw+moo+tier", "ro+wh+icexsec+icexoth+minfree=5"] {
         assert_eq!(BranchMode::parse(text).unwrap().to_string(), text);
     }
 }

@@ -1,18 +1,25 @@
 //! A few names of one branch's directory, taken at once so that nothing is asked of any branch while it hands out names.
 
 use super::Source;
-use nacre_vfs::{Caller, DirEntry, DirSink, Kind, Name, Result};
-use std::ops::Range;
+use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
 
 /// Names taken at once.
-const MOST: usize = 512;
+const MOST: usize = if cfg!(test) { 16 } else { 512 };
+
+/// Names taken at once with attributes, which are good for the call in which they were asked for alone.
+const MOST_WITH_ATTRIBUTES: usize = if cfg!(test) { 8 } else { 32 };
+
+/// Names read ahead at once.
+const MANY: usize = if cfg!(test) { 50 } else { 2048 };
 
 /// What a branch says of a name.
 #[derive(Clone)]
 pub(super) struct Taken {
-    name: Range<usize>,
-    pub(super) ino: u64,
+    /// Where the name begins.
+    name: u32,
+    length: u8,
     pub(super) kind: Option<Kind>,
+    pub(super) ino: u64,
     /// The branch's own position after it.
     pub(super) next: u64,
 }
@@ -22,46 +29,95 @@ pub(super) struct Taken {
 pub(super) struct Batch {
     taken: Vec<Taken>,
     names: Vec<u8>,
+    /// Of each name, where attributes were asked for and the names were taken in this call.
+    entries: Vec<Option<Entry>>,
     first: usize,
+    most: usize,
+    full: bool,
 }
 
 impl DirSink for Batch {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
-        if self.taken.len() >= MOST {
+        let (name, length) = (u32::try_from(self.names.len()), u8::try_from(entry.name.bytes().len()));
+        // No name is longer than 255 bytes.
+        let (Ok(name), Ok(length), false) = (name, length, self.taken.len() >= self.most) else {
+            self.full = true;
             return false;
-        }
-        let start = self.names.len();
+        };
         self.names.extend_from_slice(entry.name.bytes());
-        self.taken.push(Taken { name: start..self.names.len(), ino: entry.ino, kind: entry.kind, next: entry.next });
+        self.taken.push(Taken { name, length, kind: entry.kind, ino: entry.ino, next: entry.next });
+        if entry.entry.is_some() {
+            self.entries.resize(self.taken.len() - 1, None);
+            self.entries.push(entry.entry);
+        }
         true
     }
 }
 
 impl Batch {
+    /// One that takes many names.
+    pub(super) fn of_many() -> Batch {
+        Batch { most: MANY, ..Batch::default() }
+    }
+
     /// Takes the names after `from` in place of those it holds; false at the end of the directory.
-    pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64) -> Result<bool> {
+    pub(super) fn take(&mut self, source: &Source<'_>, caller: &Caller, from: u64, attributes: bool) -> Result<bool> {
         self.clear();
-        source.layer.readdir(caller, source.directory, from, false, self)?;
+        self.most = if attributes { MOST_WITH_ATTRIBUTES } else { MOST };
+        source.layer.readdir(caller, source.directory, from, attributes, self)?;
         Ok(!self.taken.is_empty())
+    }
+
+    /// Takes names without attributes, as many as it takes.
+    pub(super) fn read(&mut self, layer: &dyn Layer, directory: &Node, caller: &Caller, from: u64) -> Result<()> {
+        self.clear();
+        layer.readdir(caller, directory, from, false, self)
     }
 
     /// Drops all names.
     pub(super) fn clear(&mut self) {
         self.taken.clear();
         self.names.clear();
-        self.first = 0;
+        self.entries.clear();
+        (self.first, self.full) = (0, false);
+    }
+
+    /// Whether the directory goes on behind the last of the names.
+    pub(super) fn is_full(&self) -> bool {
+        self.full
+    }
+
+    /// Whether there are no names, taken or left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.taken.is_empty()
+    }
+
+    /// The position after the last of the names.
+    pub(super) fn end(&self) -> Option<u64> {
+        self.taken.last().map(|last| last.next)
     }
 
     /// The first name that is left.
     pub(super) fn first(&self) -> Option<(Name<'_>, Taken)> {
         let taken = self.taken.get(self.first)?;
+        let start = usize::try_from(taken.name).ok()?;
         // A layer hands out names, which cannot be bad.
-        Some((Name::new(self.names.get(taken.name.clone())?).ok()?, taken.clone()))
+        Some((Name::new(self.names.get(start..start + usize::from(taken.length))?).ok()?, taken.clone()))
+    }
+
+    /// The file of the first name that is left, where it came with the name.
+    pub(super) fn entry(&self) -> Option<&Entry> {
+        self.entries.get(self.first)?.as_ref()
     }
 
     /// Drops the first name that is left.
     pub(super) fn advance(&mut self) {
         self.first += 1;
+    }
+
+    /// Lets go of attributes: the call is over in which they were asked for.
+    pub(super) fn forget_attributes(&mut self) {
+        self.entries = Vec::new();
     }
 
     /// Memory held, bytes.

@@ -70,6 +70,16 @@ impl Hidden {
         [u32::try_from(high >> 32).unwrap_or(0), u32::try_from(high & 0xffff_ffff).unwrap_or(0), (low >> 32) as u32 & !SOURCE | source]
     }
 
+    /// Whether a name may be there, by the first half of its hash: all that most names of a lower branch need.
+    fn may_hold(&self, name: &[u8]) -> bool {
+        let [first, _] = &self.keys;
+        let high = first.hash_one(name);
+        let wanted = [(high >> 32) as u32, high as u32, 0];
+        let from = home(wanted, self.homes);
+        let stops = self.slots.iter().skip(from).find(|slot| is_empty(**slot) || bits(**slot).0 >= high);
+        stops.is_some_and(|slot| !is_empty(*slot) && bits(*slot).0 == high)
+    }
+
     /// Where a name is (true) or would have to be (false).
     fn find(&self, wanted: Slot) -> (usize, bool) {
         let from = home(wanted, self.homes).min(self.slots.len());
@@ -86,7 +96,7 @@ impl Hidden {
 
     /// Whether a name of this source is hidden by a source above it.
     pub(super) fn hides(&self, name: &[u8], source: usize) -> bool {
-        if self.count == 0 {
+        if self.count == 0 || !self.may_hold(name) {
             return false;
         }
         let wanted = self.slot(name, source);

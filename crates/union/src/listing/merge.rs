@@ -2,6 +2,7 @@
 
 use super::{
     Present, Request, Source,
+    ahead::{Ahead, Reader},
     batch::{Batch, Taken},
     hidden::Hidden,
     merged::Recording,
@@ -28,6 +29,8 @@ pub(super) struct Merge {
     /// Names taken and not handed out, and where the first of them stands.
     left: Batch,
     left_at: (usize, u64),
+    /// Names that follow.
+    ahead: Option<Ahead>,
     /// Positions told in this call, and in the one before, with the branch's own.
     told: Vec<(u64, u64)>,
     told_before: Vec<(u64, u64)>,
@@ -69,8 +72,12 @@ impl Merge {
     /// Lets go of names that were taken before something changed.
     pub(super) fn outdated(&mut self) {
         self.left.clear();
+        self.ahead = None;
     }
 }
+
+/// A name, what its branch says of it, and its file where that came with it.
+type Item<'a> = (Name<'a>, &'a Taken, Option<&'a Entry>);
 
 /// A listing during one call.
 pub(super) struct Run<'a> {
@@ -82,6 +89,7 @@ pub(super) struct Run<'a> {
     at: (usize, u64),
     /// Where the reader will come back to.
     reached: u64,
+    reader: Option<&'a Reader>,
     /// Whether the branch on which a name was found is still the one that shows it, for all that is known.
     unchanged: bool,
 }
@@ -96,7 +104,12 @@ impl<'a> Run<'a> {
         std::mem::swap(&mut merge.told, &mut merge.told_before);
         merge.told.clear();
         let unchanged = merge.began == changes;
-        Run { marks, request, sources, merge, at: (0, 0), reached: request.from, unchanged }
+        Run { marks, request, sources, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
+    }
+
+    /// The same, with names read ahead by this thread.
+    pub(super) fn reading_ahead(self, reader: &'a Reader) -> Run<'a> {
+        Run { reader: Some(reader), ..self }
     }
 
     /// The merge for the next call, and where that will begin.
@@ -200,16 +213,47 @@ impl<'a> Run<'a> {
     }
 
     fn take(&self, batch: &mut Batch, source: &Source<'_>, own: u64) -> Result<bool> {
-        match batch.take(source, self.request.caller, own) {
+        self.unless_gone(batch.take(source, self.request.caller, own, false))
+    }
+
+    fn unless_gone(&self, taken: Result<bool>) -> Result<bool> {
+        match taken {
             Err(error) if is_gone(error) && self.sources.len() > 1 => Ok(false),
             other => other,
         }
+    }
+
+    /// Takes the next names to hand out, and has those behind them read meanwhile. Files are not asked about ahead: what is said of them has to be
+    /// true when it is said.
+    fn take_next(&mut self, batch: &mut Batch, source: &Source<'_>) -> Result<bool> {
+        let (own, attributes) = (self.at.1, self.request.attributes);
+        let ahead = self.merge.ahead.take_if(|ahead| !attributes && ahead.is(source.slot, own)).and_then(Ahead::names);
+        let some = self.unless_gone(match ahead {
+            Some(names) => names.map(|names| {
+                *batch = names;
+                !batch.is_empty()
+            }),
+            None => batch.take(source, self.request.caller, own, attributes),
+        })?;
+        if some
+            && !attributes
+            && let Some(reader) = self.reader
+        {
+            self.merge.ahead = match batch.end().filter(|_| batch.is_full()) {
+                Some(end) => reader.ask(source, self.request.caller, end),
+                // Small directories are read faster than anybody else could be told to.
+                None if own == 0 => None,
+                None => self.sources.get(self.at.0 + 1).and_then(|next| reader.ask(next, self.request.caller, 0)),
+            };
+        }
+        Ok(some)
     }
 
     /// Hands out names; answers whether the listing has ended.
     pub(super) fn go_on(&mut self, out: &mut dyn Present) -> Result<bool> {
         let mut batch = std::mem::take(&mut self.merge.left);
         let ended = self.hand_out(&mut batch, out);
+        batch.forget_attributes();
         // After an error, the name at which it happened comes first again.
         (self.merge.left, self.merge.left_at) = (batch, self.at);
         ended
@@ -218,7 +262,7 @@ impl<'a> Run<'a> {
     fn hand_out(&mut self, batch: &mut Batch, out: &mut dyn Present) -> Result<bool> {
         while let Some(source) = self.sources.get(self.at.0) {
             while let Some((name, taken)) = batch.first() {
-                if !self.consider(source, name, &taken, out)? {
+                if !self.consider(source, (name, &taken, batch.entry()), out)? {
                     return Ok(false);
                 }
                 batch.advance();
@@ -226,7 +270,7 @@ impl<'a> Run<'a> {
             if self.at.0 == 0 {
                 self.turn_round()?;
             }
-            if !self.take(batch, source, self.at.1)? {
+            if !self.take_next(batch, source)? {
                 self.next_source()?;
             }
         }
@@ -254,7 +298,7 @@ impl<'a> Run<'a> {
     }
 
     /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the reader has no more room.
-    fn consider(&mut self, source: &Source<'_>, name: Name<'_>, taken: &Taken, out: &mut dyn Present) -> Result<bool> {
+    fn consider(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, out: &mut dyn Present) -> Result<bool> {
         let index = self.at.0;
         // The last source hides nothing from anybody.
         let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
@@ -265,7 +309,7 @@ impl<'a> Run<'a> {
             said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index)
         };
         let shown = if hidden { self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_)) } else { true };
-        if shown && !self.present(source, name, taken, out)? {
+        if shown && !self.present(source, (name, taken, entry), out)? {
             return Ok(false);
         }
         let next = (index, taken.next);
@@ -276,11 +320,11 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    fn present(&mut self, source: &Source<'_>, name: Name<'_>, taken: &Taken, out: &mut dyn Present) -> Result<bool> {
+    fn present(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, out: &mut dyn Present) -> Result<bool> {
         let looked_at = source.reads_marks && marks::may_be_whiteout(taken.kind, source.x_directory);
         let mut found = None;
         if looked_at || self.request.attributes {
-            match self.examine(source, name, looked_at) {
+            match self.examine(source, (name, taken, entry), looked_at) {
                 Ok(Some(entry)) => found = Some(entry),
                 // A whiteout.
                 Ok(None) => return Ok(true),
@@ -311,8 +355,11 @@ impl<'a> Run<'a> {
     }
 
     /// The file of a name on the branch that shows it; `None` where it is a whiteout. Only the few types that can be one are looked at closer.
-    fn examine(&self, source: &Source<'_>, name: Name<'_>, looked_at: bool) -> Result<Option<Entry>> {
-        let entry = source.layer.lookup(self.request.caller, source.directory, name)?;
+    fn examine(&self, source: &Source<'_>, (name, _, entry): Item<'_>, looked_at: bool) -> Result<Option<Entry>> {
+        let entry = match entry {
+            Some(entry) => entry.clone(),
+            None => source.layer.lookup(self.request.caller, source.directory, name)?,
+        };
         if looked_at && self.marks.is_whiteout(source.layer, &entry, source.x_directory)? {
             return Ok(None);
         }

@@ -28,10 +28,10 @@ pub(crate) fn purge(layer: &dyn Layer, directory: &Node) -> Result<()> {
 
 /// Removes what is no directory until one is met, which is answered with its name; `None` where the directory is empty.
 fn empty_but_directories(layer: &dyn Layer, caller: &Caller, directory: &Node) -> Result<Option<(Vec<u8>, Node)>> {
-    let source = Source { layer, directory, slot: 0, reads_marks: false, x_directory: false };
+    let source = Source { layer, shared: None, directory, slot: 0, reads_marks: false, x_directory: false };
     let mut batch = Batch::default();
     // From the start each time: what was seen is gone.
-    while batch.take(&source, caller, 0)? {
+    while batch.take(&source, caller, 0, false)? {
         let mut removed = false;
         while let Some((name, taken)) = batch.first() {
             if taken.kind.is_none_or(|kind| kind == Kind::Directory) {

@@ -52,6 +52,7 @@ impl Tree {
             .enumerate()
             .map(|(index, (layer, directory))| Source {
                 layer: &**layer,
+                shared: Some(layer),
                 directory,
                 slot: u8::try_from(40 - index).unwrap(),
                 reads_marks: self.reads_marks,
@@ -139,7 +140,7 @@ fn one_branch_is_passed_on_in_its_own_order() {
     let listings = Listings::default();
     let own = {
         let mut batch = batch::Batch::default();
-        batch.take(&tree.sources()[0], &Caller::ROOT, 0).unwrap();
+        batch.take(&tree.sources()[0], &Caller::ROOT, 0, false).unwrap();
         let mut own = Vec::new();
         while let Some((name, _)) = batch.first() {
             own.push(name.to_string());

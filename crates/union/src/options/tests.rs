@@ -97,8 +97,12 @@ fn nonsense_is_refused_with_the_reason() {
         ("diropq=x", "there are a, w"),
         ("whiteout=x", "there are wh, chardev and xattr"),
         ("dirren=x", "write copy, copy:ENTRIES, redirect or exdev"),
-        ("del:/a", "not"),
-        ("add:1:/a", "not"),
+        ("del:/a", "nacre union add"),
+        ("add:1:/a", "nacre union add"),
+        ("tier.high=101", "percentage"),
+        ("tier.high=50,tier.low=60", "below"),
+        ("tier.age=soon", "a time"),
+        ("tier.x=1", "there are high, low"),
         ("metacopy=on", "not available yet"),
         ("redirect_dir=nofollow", "there are on, off"),
         ("index=off", "the only value is on"),
@@ -154,13 +158,40 @@ fn the_documentation_names_every_word() {
         "category.action=",
         "redirect_dir=",
         "index=",
+        "fhsm_sec=",
+        "tier.WORD=",
     ];
     for word in obeyed {
         assert!(row(word).is_some_and(|row| !row.contains("refused for now |")), "docs/union.md does not name {word}");
     }
-    for word in
-        ["+wh", "+nolwh", "+coo_reg", "+coo_all", "+moo", "+fhsm", "+unpin", "+icex", "+icexoth", "+minfree=", "rw", "ro", "rr", "nc"]
-    {
+    for word in [
+        "+wh",
+        "+nolwh",
+        "+coo_reg",
+        "+coo_all",
+        "+moo",
+        "+tier",
+        "+fhsm",
+        "+unpin",
+        "+icex",
+        "+icexoth",
+        "+minfree=",
+        "rw",
+        "ro",
+        "rr",
+        "nc",
+    ] {
         assert!(row(word).is_some(), "docs/union.md does not name the branch attribute {word}");
     }
+}
+
+#[test]
+fn own_words_can_be_joined_and_read_again() {
+    let words = parse(r"br:/a,create=mfs,noatime,route={a\,b}=ff,dirwh=3,udba=none,sum").unwrap();
+    assert_eq!(words.own, ["create=mfs", "route={a,b}=ff", "sum"]);
+    let list = Words::join(words.own.iter().map(|word| word.as_os_str()));
+    assert_eq!(list, r"create=mfs,route={a\,b}=ff,sum");
+    assert_eq!(Words::parse(&list).unwrap().own, words.own);
+    // A comma that is literal already stays so.
+    assert_eq!(Words::join([std::ffi::OsStr::new(r"x=a\,b\\,c")]), r"x=a\,b\\\,c");
 }

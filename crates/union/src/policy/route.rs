@@ -93,6 +93,16 @@ impl Routes {
         found.collect::<Result<_, _>>().map(Routes)
     }
 
+    /// The same routes after branches have changed places: `place` tells where one has gone, if it is still there. A route to a branch that was
+    /// not there finds it by its name.
+    pub(crate) fn moved(&self, place: &dyn Fn(usize) -> Option<usize>, names: &[PathBuf]) -> Routes {
+        let found = self.0.iter().map(|(route, branch)| match &route.target {
+            Target::Policy(_) => (route.clone(), None),
+            Target::Branch(path) => (route.clone(), branch.and_then(place).or_else(|| names.iter().position(|name| name == path))),
+        });
+        Routes(found.collect())
+    }
+
     /// Whether there are none, so that nobody needs to know paths.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

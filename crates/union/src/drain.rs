@@ -1,0 +1,589 @@
+//! Emptying a branch while the union is in use, so that it can be removed and nothing changes for users.
+//!
+//! Files go where the policy for new files puts them; what the branch hides (whiteouts, opaque directories) is hidden on another branch before;
+//! directories come to be on another branch with their attributes, and go from this one when nothing is left in them. Every step leaves the visible
+//! tree as it was, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
+
+use crate::{
+    branches::Branch,
+    control::{ChangeError, Control},
+    listing::{Present, Request},
+    lookup::Found,
+    marks,
+    node::{Part, Redirect, UnionNode},
+    relocate::{Goal, Stay},
+    remove::{holds_marks_only, lock_names, source},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Result};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// How often a file is tried that is open or changes meanwhile.
+const ATTEMPTS: usize = 4;
+/// How long it is left alone in between: doors close files that nobody has open any more.
+const REST: Duration = Duration::from_millis(20);
+/// What is told at most of what stays.
+const TOLD: usize = 1_000;
+
+/// How far a drain has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainProgress {
+    /// Files moved.
+    pub moved: u64,
+    /// Their bytes, with those of the present one so far.
+    pub bytes: u64,
+    /// What cannot go, so far.
+    pub left: u64,
+    /// The present file, names divided by slashes.
+    pub path: Vec<u8>,
+}
+
+/// Something that stays on the branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Names divided by slashes.
+    pub path: Vec<u8>,
+    /// Why.
+    pub why: String,
+}
+
+/// What a drain has come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DrainReport {
+    /// Files moved.
+    pub moved: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How much stays.
+    pub left: u64,
+    /// The first 1,000 of what stays.
+    pub examples: Vec<Left>,
+    /// It was stopped before it was done.
+    pub stopped: bool,
+}
+
+/// A directory on the way.
+struct Frame {
+    directory: Arc<UnionNode>,
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+struct Drain<'a> {
+    shared: &'a Arc<Shared>,
+    branch: Arc<Branch>,
+    report: DrainReport,
+    progress: &'a mut dyn FnMut(&DrainProgress) -> bool,
+}
+
+impl Control {
+    /// Moves everything off a branch that can go; from then on nothing new is put there, until [`Control::modify`] says otherwise. `progress` is
+    /// called for each piece and answers whether to go on.
+    ///
+    /// # Errors
+    /// ENOENT where there is no such branch; EINVAL where it is read-only, or no other branch takes files; EBUSY where it is never idle.
+    pub fn drain(&self, slot: u8, progress: &mut dyn FnMut(&DrainProgress) -> bool) -> Result<DrainReport, ChangeError> {
+        let branch = {
+            let _slots = self.shared.changing.lock();
+            let branch = self.shared.in_slot(slot)?;
+            let name = branch.name.display();
+            if !branch.is_writable() {
+                let text = format!("{name} is read-only: nothing can be moved off it, and nothing has to be before it is removed");
+                return Err(ChangeError::new(Errno::EINVAL, text));
+            }
+            if !self.shared.branches().iter().any(|other| other.slot != slot && other.creates()) {
+                let text = format!("no other branch than {name} takes files; add one, or make one rw");
+                return Err(ChangeError::new(Errno::EINVAL, text));
+            }
+            // Creations under way end first, so that none comes behind the walk.
+            let _alone = self.shared.alone()?;
+            branch.set_draining(true);
+            branch
+        };
+        let mut drain = Drain { shared: &self.shared, branch, report: DrainReport::default(), progress };
+        drain.run();
+        Ok(drain.report)
+    }
+}
+
+impl Drain<'_> {
+    fn run(&mut self) {
+        let root = Arc::clone(&self.shared.root);
+        let mut frames = Vec::new();
+        frames.extend(self.enter(root));
+        while let Some(frame) = frames.last_mut() {
+            if self.report.stopped || !self.branch.is_member() {
+                self.report.stopped = true;
+                return;
+            }
+            let Some(name) = frame.names.next() else {
+                let directory = Arc::clone(&frame.directory);
+                frames.pop();
+                self.leave(&directory);
+                continue;
+            };
+            let directory = Arc::clone(&frame.directory);
+            match self.find(&directory, &name) {
+                Ok(Some(node)) if node.kind == Kind::Directory => frames.extend(self.enter(node)),
+                Ok(Some(node)) => self.file(&node),
+                Ok(None) | Err(Errno::ENOENT | Errno::ESTALE) => {}
+                Err(error) => self.stays(path_in(&directory, &name), error.to_string()),
+            }
+        }
+        let kept = {
+            let _branches = self.shared.gate.read();
+            self.shared.links.kept_on(&self.branch)
+        };
+        for entry in kept {
+            self.stays([crate::work::LINKS, b"/", &entry].concat(), "hard links are kept there".to_owned());
+        }
+    }
+
+    fn stays(&mut self, path: Vec<u8>, why: String) {
+        self.report.left += 1;
+        if self.report.examples.len() < TOLD {
+            self.report.examples.push(Left { path, why });
+        }
+    }
+
+    /// A name of a directory, if any of it is on the branch.
+    fn find(&self, directory: &Arc<UnionNode>, name: &[u8]) -> Result<Option<Arc<UnionNode>>> {
+        let _branches = self.shared.gate.read();
+        self.shared.renew(directory)?;
+        let _names = directory.names.read();
+        let Some(found) = self.shared.sight(&OWN, &directory.view(), Name::new(name)?)?.found else { return Ok(None) };
+        let is_there = found.parts.iter().any(|part| part.branch.slot == self.branch.slot);
+        let node = self.shared.known(directory, Name::new(name)?, found)?;
+        Ok(is_there.then_some(node))
+    }
+
+    fn file(&mut self, node: &Arc<UnionNode>) {
+        let path = node.path().unwrap_or_default();
+        let mut last = Stay::Changed;
+        let mut attempt = 0;
+        while attempt < ATTEMPTS {
+            let (moved, stop) = {
+                let _branches = self.shared.gate.read();
+                let mut told =
+                    DrainProgress { moved: self.report.moved, bytes: self.report.bytes, left: self.report.left, path: path.clone() };
+                let mut stop = !(self.progress)(&told);
+                let mut pace = |bytes: u64| {
+                    told.bytes += bytes;
+                    stop |= !(self.progress)(&told);
+                    !stop
+                };
+                (self.shared.relocate(node, &Goal::Anywhere, &mut pace), stop)
+            };
+            match moved {
+                Ok(bytes) => {
+                    self.report.moved += 1;
+                    self.report.bytes += bytes;
+                    self.report.stopped |= stop;
+                    return;
+                }
+                Err(_) if stop => {
+                    self.report.stopped = true;
+                    return;
+                }
+                // Somebody wants to change the branches.
+                Err(Stay::Stopped) => {
+                    std::thread::sleep(REST);
+                    continue;
+                }
+                Err(Stay::Changed) if node.is_gone() || !node.top().is_ok_and(|top| top.branch.slot == self.branch.slot) => return,
+                Err(why @ (Stay::Open | Stay::InUse | Stay::Changed)) => {
+                    last = why;
+                    if !self.shared.tell(&Invalidation::Content { id: node.id }) {
+                        break;
+                    }
+                    std::thread::sleep(REST);
+                }
+                Err(why) => {
+                    last = why;
+                    break;
+                }
+            }
+            attempt += 1;
+        }
+        self.stays(path, last.to_string());
+    }
+
+    /// Begins a directory.
+    fn enter(&mut self, directory: Arc<UnionNode>) -> Option<Frame> {
+        let begun = {
+            let _branches = self.shared.gate.read();
+            self.shared.renew(&directory).and_then(|()| {
+                if directory.is_redirected() {
+                    return Err(Errno::EXDEV);
+                }
+                self.shared.pass_opacity_on(&directory, &self.branch)?;
+                self.shared.names_on(&directory, &self.branch)
+            })
+        };
+        match begun {
+            Ok(names) => Some(Frame { directory, names: names.into_iter() }),
+            Err(Errno::ENOENT | Errno::ESTALE) => None,
+            Err(error) => {
+                let why = match error {
+                    Errno::EXDEV => "it goes on below under another name".to_owned(),
+                    other => other.to_string(),
+                };
+                self.stays(directory.path().unwrap_or_default(), why);
+                None
+            }
+        }
+    }
+
+    /// Ends a directory: what it hides is hidden elsewhere, and it goes if nothing is left in it.
+    fn leave(&mut self, directory: &Arc<UnionNode>) {
+        let done = {
+            let _branches = self.shared.gate.read();
+            self.shared.renew(directory).and_then(|()| self.shared.take_off(directory, &self.branch))
+        };
+        match done {
+            Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
+            // What is in it has been told.
+            Err(Errno::ENOTEMPTY) => {}
+            Err(Errno::EROFS | Errno::ENOSPC) => {
+                let why = "no other branch takes it in a place where it would be seen, or what it hides".to_owned();
+                self.stays(directory.path().unwrap_or_default(), why);
+            }
+            Err(error) => self.stays(directory.path().unwrap_or_default(), error.to_string()),
+        }
+    }
+}
+
+fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
+    let mut path = directory.path().unwrap_or_default();
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// The names of a directory that may be on one branch.
+struct There {
+    home: Option<usize>,
+    names: Vec<Vec<u8>>,
+}
+
+impl Present for There {
+    fn present(&mut self, source: usize, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        if self.home == Some(source) || kind.is_none_or(|kind| kind == Kind::Directory) {
+            self.names.push(name.bytes().to_vec());
+        }
+        Ok(true)
+    }
+}
+
+/// The names in a directory of a branch that may be marks.
+struct Marked {
+    x: bool,
+    names: Vec<Vec<u8>>,
+    next: u64,
+    seen: usize,
+}
+
+impl DirSink for Marked {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.seen == 4096 {
+            return false;
+        }
+        self.seen += 1;
+        self.next = entry.next;
+        if marks::is_reserved(entry.name.bytes()) || marks::may_be_whiteout(entry.kind, self.x) {
+            self.names.push(entry.name.bytes().to_vec());
+        }
+        true
+    }
+}
+
+impl Shared {
+    /// The names in a directory that may be on a branch.
+    pub(crate) fn names_on(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
+        let parts = directory.parts();
+        let sources: Vec<_> = parts.iter().map(source).collect();
+        let marks = parts.first().map(|part| part.branch.marks()).ok_or(Errno::EIO)?;
+        let home = parts.iter().position(|part| part.branch.slot == branch.slot);
+        let mut there = There { home, names: Vec::new() };
+        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        self.listings.list(&marks, &request, &sources, &mut there)?;
+        Ok(there.names)
+    }
+
+    /// The names that a directory of a branch hides.
+    fn hidden_by(&self, part: &Part) -> Result<Vec<Vec<u8>>> {
+        let (branch, layer) = (&part.branch, &*part.branch.layer);
+        let mut marked = Marked { x: part.x_directory, names: Vec::new(), next: 0, seen: 0 };
+        loop {
+            marked.seen = 0;
+            layer.readdir(&OWN, &part.node, marked.next, false, &mut marked)?;
+            if marked.seen == 0 {
+                break;
+            }
+        }
+        let mut hidden = Vec::new();
+        for bytes in marked.names {
+            let name = Name::new(&bytes)?;
+            match marks::listed(name) {
+                marks::Listed::Hides(name) => hidden.push(name.bytes().to_vec()),
+                marks::Listed::HidesLong => hidden.extend(marks::long_name(layer, &part.node, name)?),
+                marks::Listed::Private => {}
+                marks::Listed::Plain => match layer.lookup(&OWN, &part.node, name) {
+                    Ok(entry) if branch.marks().is_whiteout(layer, &entry, part.x_directory)? => hidden.push(bytes),
+                    Ok(_) | Err(Errno::ENOENT) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+        Ok(hidden)
+    }
+
+    /// Whether a part of a directory, which lies in `home`, ends it.
+    fn is_opaque(&self, home: &Part, part: &Part, name: Name<'_>) -> Result<bool> {
+        let layer = &*part.branch.layer;
+        Ok(part.branch.marks().opacity(layer, &part.node)?.opaque || marks::stands_beside(layer, &home.node, name)?)
+    }
+
+    /// What the branches below one have under a name.
+    fn below(&self, parent: &UnionNode, name: Name<'_>, branch: &Branch) -> Result<Option<Found>> {
+        Ok(self.sight_from(&OWN, &parent.view(), name, branch.index().saturating_add(1))?.found)
+    }
+
+    /// Where a branch makes a directory opaque, a branch below it does so from now on if one can, so that what goes there can be seen.
+    fn pass_opacity_on(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        let Some(place) = directory.place() else { return Ok(()) };
+        let Some(part) = directory.part_on(branch) else { return Ok(()) };
+        let name = Name::new(&place.name)?;
+        let home = place.parent.part_on(branch).ok_or(Errno::ESTALE)?;
+        if !self.is_opaque(&home, &part, name)? {
+            return self.reach_over(directory, &part, name);
+        }
+        let below = {
+            let _names = place.parent.names.read();
+            self.below(&place.parent, name, branch)?
+        };
+        if let Some(below) = below.as_ref().filter(|below| below.is_directory()) {
+            // Nothing of this name is on a branch in between.
+            let between = branch.index().saturating_add(1)..below.top()?.branch.index();
+            let other = self.branches().iter().find(|other| other.creates() && between.contains(&other.index())).map(Arc::clone);
+            // Else the part above becomes opaque, once nothing is left in this one.
+            let Some(other) = other else { return Ok(()) };
+            let target = self.grow(directory, &other)?;
+            other.marks().make_opaque(&*other.layer, &target.node)?;
+        }
+        let _names = lock_names(&[&place.parent, directory]);
+        if directory.is_gone() || !directory.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
+            return Err(Errno::ENOENT);
+        }
+        branch.marks().make_transparent(&*branch.layer, &part.node)?;
+        branch.marks().unhide(&*branch.layer, &home.node, name)?;
+        self.look_again(directory)
+    }
+
+    /// Where a whiteout beside the name ends a directory on a writable branch below, the directory comes to be beside it, where it is opaque: what is to
+    /// go there can be seen then.
+    fn reach_over(&self, directory: &Arc<UnionNode>, part: &Part, name: Name<'_>) -> Result<()> {
+        let place = directory.place().ok_or(Errno::ENOENT)?;
+        let whiteout = {
+            let _names = place.parent.names.read();
+            self.sight_from(&OWN, &place.parent.view(), name, part.branch.index().saturating_add(1))?
+        };
+        match (&whiteout.found, whiteout.whiteout) {
+            (None, Some(at)) => match self.beside_whiteout(&place.parent, at, name)? {
+                Some(target) => drop(self.grow(directory, &target)?),
+                None => return Ok(()),
+            },
+            // An earlier attempt may have got so far without anybody being told.
+            (Some(found), _) if found.is_directory() => {}
+            _ => return Ok(()),
+        }
+        let _names = lock_names(&[&place.parent, directory]);
+        self.look_again(directory)
+    }
+
+    /// The parts of a directory as they are now. Its names and those of its parent are held.
+    fn look_again(&self, directory: &Arc<UnionNode>) -> Result<()> {
+        let place = directory.place().ok_or(Errno::ENOENT)?;
+        let found = self.sight(&OWN, &place.parent.view(), Name::new(&place.name)?)?.found.ok_or(Errno::ENOENT)?;
+        self.listings.forget(directory.id);
+        if Arc::ptr_eq(&self.node_of(found)?, directory) { Ok(()) } else { Err(Errno::ESTALE) }
+    }
+
+    /// Hides on another branch what a directory of this branch hides.
+    fn pass_whiteouts_on(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        let Some(part) = directory.part_on(branch) else { return Ok(()) };
+        for bytes in self.hidden_by(&part)? {
+            let name = Name::new(&bytes)?;
+            let Some(lowest) = self.hides(directory, branch, name)? else { continue };
+            let fits = |other: &&Arc<Branch>| other.slot != branch.slot && other.creates() && other.index() < lowest;
+            let branches = self.branches();
+            let known = branches.iter().filter(fits).find(|other| directory.part_on(other).is_some());
+            let target = known.or_else(|| branches.iter().rev().find(fits)).ok_or(Errno::EROFS)?;
+            let home = self.grow(directory, target)?;
+            let _names = directory.names.write();
+            // It may have been made anew meanwhile.
+            if self.hides(directory, branch, name)?.is_some() {
+                self.hide((directory, &home), name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it is this branch's whiteout that hides a name: then the highest branch that has it. A directory above it ends by itself from now on.
+    fn hides(&self, directory: &UnionNode, branch: &Branch, name: Name<'_>) -> Result<Option<usize>> {
+        let view = directory.view();
+        let sight = self.sight(&OWN, &view, name)?;
+        let below = self.sight_from(&OWN, &view, name, branch.index().saturating_add(1))?.found;
+        let Some(below) = below else { return Ok(None) };
+        match &sight.found {
+            None if sight.whiteout == Some(branch.index()) => below.top().map(|top| Some(top.branch.index())),
+            // A directory above would go on below.
+            Some(found) if found.is_directory() && below.is_directory() => {
+                let Some(last) = found.parts.last().filter(|last| last.branch.index() < branch.index()) else { return Ok(None) };
+                let home = directory.part_on(&last.branch).ok_or(Errno::ESTALE)?;
+                if last.redirect == Redirect::None && !self.is_opaque(&home, last, name)? {
+                    // It ends there already, so nobody sees a difference.
+                    last.branch.work()?;
+                    last.branch.marks().make_opaque(&*last.branch.layer, &last.node)?;
+                }
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Takes a directory off a branch, if nothing is left in it there. The tree that users see stays as it is.
+    fn take_off(self: &Arc<Shared>, directory: &Arc<UnionNode>, branch: &Arc<Branch>) -> Result<()> {
+        let is_root = Arc::ptr_eq(directory, &self.root);
+        for _ in 0..ATTEMPTS {
+            self.pass_whiteouts_on(directory, branch)?;
+            let Some(part) = directory.part_on(branch) else { return Ok(()) };
+            if is_root {
+                return Ok(());
+            }
+            if !holds_marks_only(&part)? {
+                return Err(Errno::ENOTEMPTY);
+            }
+            let changes = directory.changes.load(Ordering::Acquire);
+            self.hand_attributes_on(directory, &part)?;
+            let _unchanged = directory.moving.write();
+            if directory.changes.load(Ordering::Acquire) == changes && self.remove_part(directory, &part)? {
+                return Ok(());
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// Makes sure that a directory looks the same without this part.
+    fn hand_attributes_on(&self, directory: &Arc<UnionNode>, part: &Part) -> Result<()> {
+        if directory.top()?.branch.slot != part.branch.slot {
+            return Ok(());
+        }
+        let next = directory.parts().get(1).cloned();
+        let limit = match &next {
+            Some(next) if next.branch.is_writable() => {
+                let attr = part.branch.layer.getattr(&OWN, &part.node, None)?;
+                self.dress(part, &attr, next)?;
+                return self.strip(part, next);
+            }
+            Some(next) => next.branch.index().checked_sub(1).ok_or(Errno::EROFS)?,
+            None => self.limit_for_directory(directory, part)?,
+        };
+        let place = directory.place().ok_or(Errno::ENOENT)?;
+        let chosen = self.branch_for_new(&place.parent, Some(Name::new(&place.name)?), true, limit);
+        let chosen = chosen.ok().filter(|chosen| chosen.slot != part.branch.slot);
+        let target = chosen.map_or_else(|| self.most_room(limit, &part.branch, 0), Ok)?;
+        self.grow(directory, &target).map(drop)
+    }
+
+    /// The last branch on which a directory would be seen once it is gone from its only one.
+    fn limit_for_directory(&self, directory: &UnionNode, part: &Part) -> Result<usize> {
+        let place = directory.place().ok_or(Errno::ENOENT)?;
+        let _names = place.parent.names.read();
+        let name = Name::new(&place.name)?;
+        let sight = self.sight_from(&OWN, &place.parent.view(), name, part.branch.index().saturating_add(1))?;
+        let home = place.parent.part_on(&part.branch).ok_or(Errno::ESTALE)?;
+        if self.is_opaque(&home, part, name)? {
+            // What is below would not be seen.
+            return part.branch.index().checked_sub(1).ok_or(Errno::EROFS);
+        }
+        match (&sight.found, sight.whiteout) {
+            (None, None) => Ok(sight.limit),
+            (None, Some(at)) if self.beside_whiteout(&place.parent, at, name)?.is_some() => Ok(at),
+            _ => sight.limit.checked_sub(1).ok_or(Errno::EROFS),
+        }
+    }
+
+    /// Removes extended attributes that only the part below has.
+    fn strip(&self, from: &Part, to: &Part) -> Result<()> {
+        let names = |part: &Part| match crate::attributes::all_xattrs(&OWN, part) {
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(Vec::new()),
+            other => other,
+        };
+        let kept = names(from)?;
+        let is_kept = |name: &[u8]| kept.split(|byte| *byte == 0).any(|known| known == name);
+        for name in names(to)?.split(|byte| *byte == 0) {
+            let is_users = name.starts_with(b"user.") || name.starts_with(b"system.posix_acl");
+            if is_users && !marks::is_private_xattr(name) && !is_kept(name) {
+                to.branch.layer.removexattr(&OWN, &to.node, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a directory from one branch. False where something has come up meanwhile.
+    fn remove_part(self: &Arc<Shared>, directory: &Arc<UnionNode>, part: &Part) -> Result<bool> {
+        let leftover = {
+            let _tree = self.tree.lock();
+            let place = directory.place().filter(|_| !directory.is_gone()).ok_or(Errno::ENOENT)?;
+            let _names = lock_names(&[&place.parent, directory]);
+            if !directory.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
+                return Ok(false);
+            }
+            let parts = directory.parts();
+            if parts.len() < 2 || !parts.iter().any(|known| known.branch.slot == part.branch.slot) {
+                return Ok(false);
+            }
+            for hidden in self.hidden_by(part)? {
+                if self.hides(directory, &part.branch, Name::new(&hidden)?)?.is_some() {
+                    return Ok(false);
+                }
+            }
+            if !holds_marks_only(part)? || !self.looks_the_same(&parts, part)? {
+                return Ok(false);
+            }
+            let home = place.parent.part_on(&part.branch).ok_or(Errno::ESTALE)?;
+            let name = Name::new(&place.name)?;
+            if self.is_opaque(&home, part, name)?
+                && self.below(&place.parent, name, &part.branch)?.is_some_and(|below| below.is_directory())
+            {
+                let above = parts.iter().rfind(|above| above.branch.index() < part.branch.index());
+                let above = above.filter(|above| above.branch.is_writable()).ok_or(Errno::EROFS)?;
+                above.branch.marks().make_opaque(&*above.branch.layer, &above.node)?;
+            }
+            let before = part.branch.layer.getattr(&OWN, &home.node, None)?;
+            let leftover = self.move_out(&part.branch, &home.node, name)?;
+            self.tidy_parent(&home, &home, &before);
+            self.look_again(directory)?;
+            self.listings.forget(place.parent.id);
+            leftover
+        };
+        self.clear(&[leftover]);
+        Ok(true)
+    }
+
+    /// Whether a directory keeps its owner, mode and time without a part.
+    fn looks_the_same(&self, parts: &[Part], part: &Part) -> Result<bool> {
+        let [top, next, ..] = parts else { return Ok(false) };
+        if top.branch.slot != part.branch.slot {
+            return Ok(true);
+        }
+        let of = |part: &Part| part.branch.layer.getattr(&OWN, &part.node, None);
+        let same = |attr: &Attr| (attr.mode, attr.uid, attr.gid, attr.mtime);
+        Ok(same(&of(top)?) == same(&of(next)?))
+    }
+}

@@ -1,0 +1,190 @@
+//! Names of large directories, read by a thread while those before them are handed out.
+//!
+//! Asked for by a merge that has just taken a full batch; the merge comes back for what was read when it needs the next one. Invariants:
+//! * a reader that has not begun by then is not waited for: the merge reads for itself;
+//! * what is read ahead is as good as names that a merge has taken and not handed out, and goes with them when something changes;
+//! * there is one thread for each union, made with it: threads that serve requests may be bound to one processor, and so would be its.
+
+use super::{Source, batch::Batch};
+use nacre_vfs::{Caller, Layer, Node, Result};
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::{
+        Arc,
+        mpsc::{Sender, channel},
+    },
+    thread,
+};
+
+#[derive(Default)]
+enum State {
+    /// Nobody has begun.
+    #[default]
+    Asked,
+    Reading,
+    Read(Result<Batch>),
+    /// The merge has gone on without it, or the thread has failed.
+    Over,
+}
+
+#[derive(Default)]
+struct Promise {
+    state: Mutex<State>,
+    read: Condvar,
+}
+
+impl Promise {
+    /// Goes from one state to another; answers whether it was in the first.
+    fn change(&self, from: fn(&State) -> bool, to: State) -> bool {
+        let mut state = self.state.lock();
+        let is = from(&state);
+        if is {
+            *state = to;
+            self.read.notify_all();
+        }
+        is
+    }
+}
+
+struct Job {
+    layer: Arc<dyn Layer>,
+    directory: Node,
+    caller: Caller,
+    from: u64,
+    promise: Arc<Promise>,
+}
+
+impl Job {
+    fn run(self) {
+        /// Whoever waits must not wait for a thread that has ended.
+        struct Begun(Arc<Promise>);
+        impl Drop for Begun {
+            fn drop(&mut self) {
+                self.0.change(|state| matches!(state, State::Reading), State::Over);
+            }
+        }
+        if self.promise.change(|state| matches!(state, State::Asked), State::Reading) {
+            let begun = Begun(self.promise);
+            let mut batch = Batch::of_many();
+            let read = batch.read(&*self.layer, &self.directory, &self.caller, self.from);
+            begun.0.change(|state| matches!(state, State::Reading), State::Read(read.map(|()| batch)));
+        }
+    }
+}
+
+/// The thread that reads ahead.
+pub(super) struct Reader {
+    jobs: Option<Sender<Job>>,
+}
+
+impl Reader {
+    /// Starts the thread; it ends with this. Where there can be none, nothing is read ahead.
+    pub(super) fn start() -> Reader {
+        let (jobs, queue) = channel::<Job>();
+        let reader = thread::Builder::new().name("union-ahead".to_owned()).stack_size(256 << 10);
+        match reader.spawn(move || queue.into_iter().for_each(Job::run)) {
+            Ok(_) => Reader { jobs: Some(jobs) },
+            Err(error) => {
+                tracing::debug!(%error, "no thread reads ahead");
+                Reader { jobs: None }
+            }
+        }
+    }
+
+    /// Has the names after `from` read; `None` where that cannot be.
+    pub(super) fn ask(&self, source: &Source<'_>, caller: &Caller, from: u64) -> Option<Ahead> {
+        let (layer, jobs) = (source.shared?, self.jobs.as_ref()?);
+        let promise = Arc::<Promise>::default();
+        let (layer, directory) = (Arc::clone(layer), source.directory.clone());
+        jobs.send(Job { layer, directory, caller: *caller, from, promise: Arc::clone(&promise) }).ok()?;
+        Some(Ahead { slot: source.slot, from, promise })
+    }
+}
+
+/// Names that somebody reads, or has read.
+pub(super) struct Ahead {
+    slot: u8,
+    from: u64,
+    promise: Arc<Promise>,
+}
+
+impl Ahead {
+    /// Whether these are the names of a source after that position.
+    pub(super) fn is(&self, slot: u8, from: u64) -> bool {
+        (self.slot, self.from) == (slot, from)
+    }
+
+    /// What was read; `None` where nobody has begun, or could.
+    pub(super) fn names(self) -> Option<Result<Batch>> {
+        let mut state = self.promise.state.lock();
+        while matches!(*state, State::Reading) {
+            self.promise.read.wait(&mut state);
+        }
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Read(names) => Some(names),
+            State::Asked | State::Reading | State::Over => None,
+        }
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.promise.change(|state| matches!(state, State::Asked), State::Over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_layers::mem::Mem;
+    use nacre_vfs::{Kind, Name};
+
+    fn filled(count: usize) -> Arc<dyn Layer> {
+        let layer: Arc<dyn Layer> = Arc::new(Mem::new());
+        let root = layer.root().unwrap().node;
+        for number in 0..count {
+            let name = format!("{number}");
+            layer.mknod(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap(), Kind::File, 0o644, (0, 0)).unwrap();
+        }
+        layer
+    }
+
+    #[test]
+    fn what_is_read_ahead_is_what_the_branch_has() {
+        let (layer, reader) = (filled(3), Reader::start());
+        let root = layer.root().unwrap().node;
+        let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 7, reads_marks: false, x_directory: false };
+        // The first one may come too late: then the merge reads by itself.
+        let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0).unwrap())
+            .inspect(|ahead| assert!(ahead.is(7, 0) && !ahead.is(7, 1) && !ahead.is(6, 0)))
+            .find_map(|ahead| {
+                thread::yield_now();
+                ahead.names()
+            });
+        let mut batch = batch.unwrap().unwrap();
+        let mut names = Vec::new();
+        while let Some((name, _)) = batch.first() {
+            names.push(name.to_string());
+            batch.advance();
+        }
+        names.sort();
+        assert_eq!(names, ["0", "1", "2"]);
+        assert!(!batch.is_full());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_is_not_there() {
+        let layer = filled(1);
+        let root = layer.root().unwrap().node;
+        let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 0, reads_marks: false, x_directory: false };
+        assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0).is_none());
+        let (jobs, queue) = channel();
+        let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0).unwrap();
+        assert!(ahead.names().is_none());
+        // A job that was given up is not begun.
+        let job = queue.recv().unwrap();
+        let promise = Arc::clone(&job.promise);
+        job.run();
+        assert!(matches!(*promise.state.lock(), State::Over));
+    }
+}

@@ -1,0 +1,88 @@
+//! What is known of a file, after the list of branches has changed.
+//!
+//! Nothing is done for the files that nobody uses: each one is looked up again, and its directories before it, when an operation comes to it
+//! (`lookup.rs`). A file that is no longer to be seen under its name keeps its parts, for those who have it open, and has no name.
+
+use crate::{
+    lookup::Found,
+    node::UnionNode,
+    remove::lock_names,
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Errno, Kind, Name, Result};
+use std::sync::Arc;
+
+impl Shared {
+    /// Looks a file up again by the name it was last seen under. No lock is held.
+    ///
+    /// # Errors
+    /// What the branches say.
+    pub(crate) fn renew(&self, node: &Arc<UnionNode>) -> Result<()> {
+        let epoch = self.nodes.epoch();
+        let mut waiting = vec![Arc::clone(node)];
+        while let Some(at) = waiting.last().cloned() {
+            match at.place().filter(|_| !at.is_current(epoch)) {
+                Some(place) if !place.parent.is_current(epoch) => waiting.push(place.parent),
+                Some(_) => {
+                    self.renew_one(&at, epoch)?;
+                    // Renamed meanwhile: its new directory may not be up to date.
+                    if at.is_current(epoch) {
+                        waiting.pop();
+                    }
+                }
+                // The top directory is renewed by whoever changes the branches; what has no name stays what it is.
+                None => {
+                    at.set_epoch(epoch);
+                    waiting.pop();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn renew_one(&self, node: &Arc<UnionNode>, epoch: u64) -> Result<()> {
+        let Some(place) = node.place() else { return Ok(()) };
+        let _names = lock_names(&[&place.parent, node]);
+        let unchanged = node.place().is_some_and(|now| now.is(&place.parent, &place.name));
+        if node.is_current(epoch) || !unchanged || !place.parent.is_current(epoch) {
+            return Ok(());
+        }
+        let found = if place.parent.is_gone() { None } else { self.sight(&OWN, &place.parent.view(), Name::new(&place.name)?)?.found };
+        let stays = match found {
+            Some(found) => Arc::ptr_eq(&self.node_of(found)?, node),
+            None => false,
+        };
+        if !stays {
+            node.leave(&place.parent, &place.name, true);
+        }
+        node.set_epoch(epoch);
+        Ok(())
+    }
+
+    /// The directory that was known before branches changed, of which something found now is a part.
+    pub(crate) fn known_before(&self, found: &Found) -> Option<Arc<UnionNode>> {
+        if found.kind != Kind::Directory {
+            return None;
+        }
+        let epoch = self.nodes.epoch();
+        found.parts.iter().rev().find_map(|part| {
+            let node = self.nodes.by_part(part.branch.slot, part.id)?;
+            let has = node.parts().iter().any(|old| old.branch.slot == part.branch.slot && old.id == part.id);
+            (node.kind == Kind::Directory && !node.is_current(epoch) && has).then_some(node)
+        })
+    }
+
+    /// The top directory as the branches now have it.
+    ///
+    /// # Errors
+    /// What the branches say: then nothing has changed.
+    pub(crate) fn renew_root(&self) -> Result<()> {
+        let (parts, floor) = crate::union::root_parts(&self.branches())?;
+        if parts.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        self.root.settle(parts, floor);
+        self.root.set_epoch(self.nodes.epoch());
+        Ok(())
+    }
+}

@@ -1,0 +1,472 @@
+//! Tiering at work: finds the figures that decisions need, and moves files, while the union is in use.
+//!
+//! Started with the first union that has two tiers ([`start`]); commands call [`Control::tier_run`]. One run at a time. Files are looked for by
+//! walking the union's own directories that are on the tier; at most [`MOST`] are remembered, the ones unused for longest. The thread holds the union
+//! only while it works, and ends with it.
+
+use super::{Candidate, Step, TierRules, TierView, Why, heat::Heat, plan};
+use crate::{
+    branches::Branch,
+    control::Control,
+    drain::Left,
+    node::UnionNode,
+    relocate::{Goal, Stay},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Errno, Kind, Result};
+use parking_lot::Mutex;
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// The most files that one run decides on.
+const MOST: usize = 100_000;
+/// What is told at most of what stays.
+const TOLD: usize = 1_000;
+/// How long a pause is taken in one piece: nobody who wants to change branches waits longer.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What tiering keeps.
+pub(crate) struct Tiering {
+    rules: Mutex<TierRules>,
+    pub(crate) heat: Heat,
+    /// Held by the one who moves.
+    running: Mutex<()>,
+    figures: Mutex<Figures>,
+    /// The thread is to look at the rules again.
+    woken: AtomicBool,
+}
+
+#[derive(Clone, Default)]
+struct Figures {
+    started: bool,
+    busy: bool,
+    up: u64,
+    down: u64,
+    bytes: u64,
+    last_run: Option<SystemTime>,
+    last_scan: Option<Duration>,
+}
+
+impl Tiering {
+    pub(crate) fn new(rules: TierRules) -> Tiering {
+        Tiering {
+            rules: Mutex::new(rules),
+            heat: Heat::default(),
+            running: Mutex::new(()),
+            figures: Mutex::default(),
+            woken: AtomicBool::new(false),
+        }
+    }
+}
+
+/// One tier now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierFigures {
+    /// The branch's slot.
+    pub slot: u8,
+    /// Its name.
+    pub name: PathBuf,
+    /// Bytes used.
+    pub used: u64,
+    /// All bytes.
+    pub total: u64,
+}
+
+/// Tiering now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierStatus {
+    /// What is to be where.
+    pub rules: TierRules,
+    /// The tiers, the fastest first; with less than two nothing is done.
+    pub tiers: Vec<TierFigures>,
+    /// Files are being moved at this moment.
+    pub busy: bool,
+    /// Files moved up since the mount.
+    pub moved_up: u64,
+    /// Files moved down.
+    pub moved_down: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When files were last looked at.
+    pub last_run: Option<SystemTime>,
+}
+
+/// A file that a run moves, or would move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedMove {
+    /// Names divided by slashes.
+    pub path: Vec<u8>,
+    /// From which branch.
+    pub from: PathBuf,
+    /// To which branch.
+    pub to: PathBuf,
+    /// Bytes.
+    pub bytes: u64,
+    /// Why.
+    pub why: Why,
+}
+
+/// What a run has come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierReport {
+    /// What was decided.
+    pub planned: Vec<PlannedMove>,
+    /// Files moved.
+    pub moved: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What stays although it should go, the first 1,000, with the reason.
+    pub left: Vec<Left>,
+    /// It was stopped before it was done.
+    pub stopped: bool,
+}
+
+/// Now, as files are stamped.
+pub(crate) fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Starts the thread, once there is something for it to do.
+pub(crate) fn start(shared: &Arc<Shared>) {
+    let tiering = &shared.tiering;
+    tiering.heat.set(shared.tiers().len() > 1 && tiering.rules.lock().heat.is_some());
+    {
+        let mut figures = tiering.figures.lock();
+        if figures.started || shared.tiers().len() < 2 {
+            return;
+        }
+        figures.started = true;
+    }
+    let weak = Arc::downgrade(shared);
+    if let Err(error) = std::thread::Builder::new().name("union-tiers".to_owned()).spawn(move || work(&weak)) {
+        tracing::error!(%error, "files are not moved between tiers");
+        tiering.figures.lock().started = false;
+    }
+}
+
+fn work(shared: &Weak<Shared>) {
+    // Short pauses, as nobody tells the thread that the union is gone.
+    const LOOK: Duration = Duration::from_secs(1);
+    // A union that has just been mounted has better things to do.
+    let mut next = Instant::now() + shared.upgrade().map_or(LOOK, |union| union.tiering.rules.lock().every);
+    loop {
+        let Some(union) = shared.upgrade() else { return };
+        if Instant::now() >= next || union.tiering.woken.swap(false, Ordering::Relaxed) {
+            let control = Control { shared: union };
+            let gone = || shared.strong_count() <= 1;
+            let report = control.tier_tick(now(), &mut |_| !gone());
+            if report.moved > 0 || !report.left.is_empty() {
+                tracing::info!(moved = report.moved, bytes = report.bytes, left = report.left.len(), "tiers have been balanced");
+            }
+            next = Instant::now() + control.shared.tiering.rules.lock().every;
+            continue;
+        }
+        drop(union);
+        std::thread::sleep(LOOK.min(next.saturating_duration_since(Instant::now())));
+    }
+}
+
+impl Control {
+    /// What is to be where.
+    pub fn tier_rules(&self) -> TierRules {
+        self.shared.tiering.rules.lock().clone()
+    }
+
+    /// Changes what is to be where; it is obeyed from the next look on, which comes soon.
+    ///
+    /// # Errors
+    /// Rules that contradict each other.
+    pub fn set_tier_rules(&self, rules: TierRules) -> Result<(), crate::branch::ParseError> {
+        rules.check()?;
+        *self.shared.tiering.rules.lock() = rules;
+        start(&self.shared);
+        self.shared.tiering.woken.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Tiering now.
+    pub fn tier_status(&self) -> TierStatus {
+        let tiering = &self.shared.tiering;
+        let figures = tiering.figures.lock().clone();
+        let tiers = self.shared.tiers();
+        let told = |branch: &Arc<Branch>| {
+            let view = self.shared.tier_view(branch).unwrap_or_default();
+            TierFigures { slot: branch.slot, name: branch.name.clone(), used: view.used, total: view.total }
+        };
+        TierStatus {
+            rules: tiering.rules.lock().clone(),
+            tiers: tiers.iter().map(told).collect(),
+            busy: figures.busy,
+            moved_up: figures.up,
+            moved_down: figures.down,
+            bytes: figures.bytes,
+            last_run: figures.last_run,
+        }
+    }
+
+    /// Looks at all files now and moves what has to go; with `dry`, only says what. `progress` is called before each piece with its bytes and answers
+    /// whether to go on.
+    ///
+    /// # Errors
+    /// EINVAL where there are less than two tiers; what the branches say.
+    pub fn tier_run(&self, dry: bool, progress: &mut dyn FnMut(u64) -> bool) -> Result<TierReport> {
+        self.tier_run_at(now(), dry, progress)
+    }
+
+    /// The same at another time.
+    ///
+    /// # Errors
+    /// As [`Control::tier_run`].
+    pub fn tier_run_at(&self, now: Duration, dry: bool, progress: &mut dyn FnMut(u64) -> bool) -> Result<TierReport> {
+        if self.shared.tiers().len() < 2 {
+            return Err(Errno::EINVAL);
+        }
+        let rules = self.tier_rules();
+        let _one = self.shared.tiering.running.lock();
+        self.balance(&rules, now, true, dry, progress)
+    }
+
+    /// What the thread does from time to time.
+    fn tier_tick(&self, now: Duration, progress: &mut dyn FnMut(u64) -> bool) -> TierReport {
+        let (shared, rules) = (&self.shared, self.tier_rules());
+        let Some(_one) = shared.tiering.running.try_lock() else { return TierReport::default() };
+        let tiers = shared.tiers();
+        if tiers.len() < 2 {
+            return TierReport::default();
+        }
+        let full = tiers.iter().take(tiers.len() - 1).any(|branch| shared.tier_view(branch).is_ok_and(|view| view.is_above(rules.high)));
+        let last = shared.tiering.figures.lock().last_scan;
+        let scan = rules.needs_scans() && last.is_none_or(|last| now.saturating_sub(last) >= rules.scan);
+        let hot = rules.heat.is_some_and(|heat| !shared.tiering.heat.above(f64::from(heat), now).is_empty());
+        if !full && !scan && !hot {
+            return TierReport::default();
+        }
+        self.balance(&rules, now, full || scan, false, progress).unwrap_or_else(|error| {
+            tracing::warn!(?error, "tiers cannot be looked at");
+            TierReport::default()
+        })
+    }
+
+    /// One run. Without `scan`, only files that are used much are looked at.
+    fn balance(
+        &self,
+        rules: &TierRules,
+        now: Duration,
+        scan: bool,
+        dry: bool,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<TierReport> {
+        let shared = &self.shared;
+        let tiers = shared.tiers();
+        let views: Vec<TierView> = tiers.iter().map(|branch| shared.tier_view(branch)).collect::<Result<_>>()?;
+        let mut files = Vec::new();
+        if scan {
+            for tier in 0..tiers.len() {
+                // What is on the last tier only goes up, for which patterns have to say so.
+                if tier + 1 < tiers.len() || !rules.hot.is_empty() {
+                    shared.candidates(&tiers, tier, now, &mut files)?;
+                }
+            }
+            shared.tiering.figures.lock().last_scan = Some(now);
+        }
+        self.add_hot(rules, &tiers, now, &mut files);
+        let steps = plan(rules, now, &views, &files);
+        let mut report = TierReport::default();
+        for step in &steps {
+            if let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) {
+                let from = tiers.get(file.tier).map(|from| from.name.clone()).unwrap_or_default();
+                report.planned.push(PlannedMove { path: file.path.clone(), from, to: to.name.clone(), bytes: file.size, why: step.why });
+            }
+        }
+        if !dry {
+            shared.tiering.figures.lock().busy = true;
+            self.carry_out(rules, &tiers, &files, &steps, &mut report, progress);
+            let mut figures = shared.tiering.figures.lock();
+            (figures.busy, figures.last_run) = (false, Some(SystemTime::now()));
+        }
+        Ok(report)
+    }
+
+    /// Adds files that are used much and are not among the candidates.
+    fn add_hot(&self, rules: &TierRules, tiers: &[Arc<Branch>], now: Duration, files: &mut Vec<Candidate>) {
+        let Some(least) = rules.heat else { return };
+        for (id, _, path) in self.shared.tiering.heat.above(f64::from(least), now) {
+            let _branches = self.shared.gate.read();
+            // Under its present name, or the one it had when it was first opened.
+            let known = self.shared.nodes.by_id(id).and_then(|node| node.path());
+            let path = known.unwrap_or(path);
+            let Ok(node) = self.find(&path) else { continue };
+            if node.id == id && !files.iter().any(|file| file.path == path) {
+                files.extend(self.shared.candidate(&node, path, tiers, now).ok().flatten());
+            }
+        }
+    }
+
+    fn carry_out(
+        &self,
+        rules: &TierRules,
+        tiers: &[Arc<Branch>],
+        files: &[Candidate],
+        steps: &[Step],
+        report: &mut TierReport,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) {
+        let mut pace = Rate { rate: rules.rate, start: Instant::now(), bytes: 0 };
+        for step in steps {
+            let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
+            let moved = self.carry(file, to, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
+            match moved {
+                Ok(bytes) => {
+                    report.moved += 1;
+                    report.bytes += bytes;
+                    let mut figures = self.shared.tiering.figures.lock();
+                    figures.bytes += bytes;
+                    if step.to < file.tier { figures.up += 1 } else { figures.down += 1 }
+                }
+                Err(Stay::Stopped) => {
+                    report.stopped = true;
+                    return;
+                }
+                Err(why) if report.left.len() < TOLD => report.left.push(Left { path: file.path.clone(), why: why.to_string() }),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Moves one file, as often as somebody who changes the branches gets in between.
+    fn carry(&self, file: &Candidate, to: &Arc<Branch>, pace: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
+        loop {
+            let mut stop = false;
+            let moved = {
+                let _branches = self.shared.gate.read();
+                if !to.is_member() {
+                    return Err(Stay::Changed);
+                }
+                let node = self.find(&file.path)?;
+                let wanted = &self.shared.wanted;
+                self.shared.relocate(&node, &Goal::Branch(Arc::clone(to)), &mut |bytes| {
+                    let goes_on = pace(bytes);
+                    stop |= !goes_on && wanted.load(Ordering::Relaxed) == 0;
+                    goes_on
+                })
+            };
+            match moved {
+                Err(Stay::Stopped) if !stop => std::thread::sleep(PAUSE),
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Keeps copying below a number of bytes per second.
+struct Rate {
+    rate: Option<u64>,
+    start: Instant,
+    bytes: u64,
+}
+
+impl Rate {
+    /// Waits until these bytes may be copied; false where somebody wants to change the branches meanwhile.
+    fn wait(&mut self, bytes: u64, shared: &Shared) -> bool {
+        let Some(rate) = self.rate else { return true };
+        let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);
+        while self.start.elapsed() < due {
+            if shared.wanted.load(Ordering::Relaxed) > 0 {
+                return false;
+            }
+            std::thread::sleep(PAUSE.min(due.saturating_sub(self.start.elapsed())));
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        true
+    }
+}
+
+impl Shared {
+    fn control(self: &Arc<Shared>) -> Control {
+        Control { shared: Arc::clone(self) }
+    }
+
+    /// The branches between which files go, the fastest first.
+    pub(crate) fn tiers(&self) -> Vec<Arc<Branch>> {
+        self.branches().iter().filter(|branch| branch.creates() && branch.mode().tier).map(Arc::clone).collect()
+    }
+
+    fn tier_view(&self, branch: &Branch) -> Result<TierView> {
+        let space = crate::policy::Space::from(&branch.layer.statfs(&OWN, &branch.root)?);
+        // What ordinary users cannot have is no room.
+        Ok(TierView { used: space.used, total: space.used.saturating_add(space.free) })
+    }
+
+    /// A file has been opened.
+    pub(crate) fn note_open(&self, node: &UnionNode) {
+        if self.tiering.heat.is_on() {
+            self.tiering.heat.opened(node.id, now(), || node.path());
+        }
+    }
+
+    /// What decisions need to know of a file; `None` where it cannot go anywhere.
+    fn candidate(&self, node: &Arc<UnionNode>, path: Vec<u8>, tiers: &[Arc<Branch>], now: Duration) -> Result<Option<Candidate>> {
+        let top = node.top()?;
+        let Some(tier) = tiers.iter().position(|branch| branch.slot == top.branch.slot) else { return Ok(None) };
+        if node.kind != Kind::File {
+            return Ok(None);
+        }
+        let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
+        if attr.nlink != 1 {
+            return Ok(None);
+        }
+        let stamp = |time: nacre_vfs::Time| Duration::new(u64::try_from(time.sec).unwrap_or(0), time.nsec);
+        let last_used = stamp(attr.atime).max(stamp(attr.mtime));
+        let heat = self.tiering.heat.of(node.id, now);
+        let size = attr.blocks.saturating_mul(512);
+        Ok(Some(Candidate { path, tier, size, last_used, heat, pinned: self.is_pinned(node)? }))
+    }
+
+    /// The files on a tier.
+    fn candidates(self: &Arc<Shared>, tiers: &[Arc<Branch>], tier: usize, now: Duration, files: &mut Vec<Candidate>) -> Result<()> {
+        let Some(branch) = tiers.get(tier) else { return Ok(()) };
+        let start = files.len();
+        let mut waiting = vec![Vec::new()];
+        while let Some(path) = waiting.pop() {
+            for name in self.names_under(&path, branch) {
+                let mut whole = path.clone();
+                if !whole.is_empty() {
+                    whole.push(b'/');
+                }
+                whole.extend_from_slice(&name);
+                let _branches = self.gate.read();
+                let Ok(node) = self.control().find(&whole) else { continue };
+                if node.kind == Kind::Directory {
+                    if node.part_on(branch).is_some() && !self.is_pinned(&node)? {
+                        waiting.push(whole);
+                    }
+                } else if let Ok(Some(found)) = self.candidate(&node, whole, tiers, now)
+                    && found.tier == tier
+                {
+                    files.push(found);
+                }
+            }
+            if files.len() - start > 2 * MOST {
+                // The ones that were used last go last.
+                if let Some(those) = files.get_mut(start..) {
+                    those.sort_by_key(|file| file.last_used);
+                }
+                files.truncate(start + MOST);
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of a directory that may be on a branch; none where it is gone.
+    fn names_under(self: &Arc<Shared>, path: &[u8], branch: &Branch) -> Vec<Vec<u8>> {
+        let _branches = self.gate.read();
+        let found = self.control().find(path);
+        found.and_then(|directory| self.names_on(&directory, branch)).unwrap_or_default()
+    }
+}
