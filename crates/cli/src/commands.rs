@@ -8,6 +8,7 @@ use crate::{
     options::{Form, Opt, Row, TABLE},
     plan::{self, Plan},
     settings::{self, Settings},
+    union::command::{self as union, UnionOrder},
     words::{self, Given, Unknown},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -44,6 +45,8 @@ pub enum Order {
     },
     /// Something with the cages that there are.
     Cage(CageOrder),
+    /// Something with the unions that there are.
+    Union(UnionOrder),
     /// Change the rules of a mount.
     Reload {
         /// Which.
@@ -82,11 +85,13 @@ pub fn table() -> Command {
     Command::new("nacre")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Thin layers over directories: mirrors, rules, stacks, served by FUSE at the speed of what lies below")
-        .after_help("Examples:\n  nacre mirror --force-user=www-data -r /srv/photos /var/www/photos\n  nacre status\n  nacre umount /var/www/photos\n\nCalled as `bindfs`, the program takes bindfs' command line; as `mount.fuse.nacre`, that of mount(8).")
+        .after_help("Examples:\n  nacre mirror --force-user=www-data -r /srv/photos /var/www/photos\n  nacre status\n  nacre umount /var/www/photos\n\nCalled as `bindfs` or `fuse-overlayfs`, the program takes their command lines; as `mount.fuse.nacre`, that of mount(8).")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(mirror())
         .subcommand(bindfs())
+        .subcommand(fuse_overlayfs())
+        .subcommand(union::command())
         .subcommand(cage::command())
         .subcommand(stack())
         .subcommand(umount())
@@ -117,6 +122,15 @@ fn bindfs() -> Command {
         .arg(path("SOURCE", "The directory to show (a file: with --engine=kernel)"))
         .arg(path("MOUNTPOINT", "Where to show it: an existing directory"))
         .args(options(|row| row.form != Form::Cage))
+}
+
+/// For the list of commands: the line itself is read by [`crate::overlay`].
+fn fuse_overlayfs() -> Command {
+    Command::new(crate::overlay::NAME)
+        .about("Like union, with fuse-overlayfs' grammar: the mount program of container engines")
+        .after_help("Examples:\n  nacre fuse-overlayfs -o lowerdir=/base,upperdir=/changes,workdir=/work /merged\n  nacre fuse-overlayfs -o lowerdir=/app:/base /merged")
+        .arg(Arg::new("words").short('o').value_name("WORD[,WORD...]").help("lowerdir=, upperdir=, workdir= and their like; docs/union.md lists them"))
+        .arg(path("MOUNTPOINT", "Where to show the layers: an existing directory"))
 }
 
 fn stack() -> Command {
@@ -249,11 +263,8 @@ fn key(row: &Row) -> &'static str {
     }
 }
 
-/// The options as given, in the order given.
-///
-/// # Errors
-/// Words of `-o` that are not understood.
-pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
+/// The options as given, in the order given, texts after `-o` as they are.
+pub fn raw(matches: &ArgMatches) -> Vec<Given> {
     let mut found: Vec<(usize, Given)> = Vec::new();
     for row in TABLE.iter().filter(|row| row.form != Form::Word && row.heading != "About") {
         let Ok(Some(mut values)) = matches.try_get_raw(key(row)) else { continue };
@@ -266,8 +277,16 @@ pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
         }
     }
     found.sort_by_key(|(index, _)| *index);
+    found.into_iter().map(|(_, option)| option).collect()
+}
+
+/// The options as given, in the order given.
+///
+/// # Errors
+/// Words of `-o` that are not understood.
+pub fn given(matches: &ArgMatches) -> Result<Vec<Given>, Failure> {
     let mut given = Vec::new();
-    for (_, option) in found {
+    for option in raw(matches) {
         match option.option {
             Opt::Words => words::parse_words(&option.value, Unknown::Refuse, &mut given)?,
             _ => given.push(option),
@@ -291,6 +310,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             vec![one(matches, "SOURCE"), one(matches, "MOUNTPOINT")],
         )?),
         "cage" => cage::order(matches)?,
+        "union" => union::order(matches)?,
         "mount" => {
             Order::Mount(plan::stack("nacre", Settings::fold(&given(matches)?)?, vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")])?)
         }

@@ -11,6 +11,7 @@ use crate::{
     failure::{Exit, Failure},
     report::Report,
     runtime,
+    union::run::{UnionAnswer, UnionRequest},
 };
 use nacre_layers::spec::RemapSpec;
 use parking_lot::RwLock;
@@ -53,6 +54,8 @@ pub enum Request {
         /// The new number of inodes.
         inodes: Option<InodeChange>,
     },
+    /// Something about its union.
+    Union(UnionRequest),
     /// The end.
     Unmount {
         /// Even while it is in use.
@@ -68,6 +71,8 @@ pub enum Answer {
     Status(Box<Report>),
     /// It is done, and this is what the cage is like now.
     Cage(Box<CageReport>),
+    /// What its union says.
+    Union(UnionAnswer),
     /// It is done.
     Done,
     /// It is not, and why.
@@ -78,13 +83,21 @@ pub enum Answer {
         next: String,
         /// It is in use.
         busy: bool,
+        /// The exit code of the command, as a number.
+        #[serde(default)]
+        exit: u8,
     },
 }
 
 impl Answer {
     /// Turns a failure of ours into an answer.
     pub fn failed(failure: &Failure) -> Answer {
-        Answer::Failed { what: failure.what.clone(), next: failure.next.clone(), busy: failure.exit == Exit::Busy }
+        Answer::Failed {
+            what: failure.what.clone(),
+            next: failure.next.clone(),
+            busy: failure.exit == Exit::Busy,
+            exit: failure.exit as u8,
+        }
     }
 }
 
@@ -193,8 +206,8 @@ impl Peer {
                 .next(format!("it is process {}; see whether it is stuck", self.report.pid))
         };
         match converse(&self.socket, request).map_err(failed)? {
-            Answer::Failed { what, next, busy } => {
-                let exit = if busy { Exit::Busy } else { Exit::Failure };
+            Answer::Failed { what, next, busy, exit } => {
+                let exit = if busy { Exit::Busy } else { Exit::of(exit) };
                 let (what, next) = (crate::report::printable(what.as_bytes()), crate::report::printable(next.as_bytes()));
                 Err(Failure::new(what).next(next).exit(exit))
             }
@@ -220,7 +233,7 @@ pub fn peers() -> Vec<Peer> {
 /// Asks everybody. Who answers is what the kernel says of the other side, whatever it says itself.
 pub fn find() -> Found {
     let uid = rustix::process::geteuid().as_raw();
-    let own = runtime::directory(uid, std::env::var_os("XDG_RUNTIME_DIR"));
+    let own = runtime::ours();
     let Found { mut peers, mut silent } = Found::default();
     for directory in runtime::all() {
         for socket in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "sock")) {

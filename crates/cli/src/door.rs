@@ -26,12 +26,9 @@ const FUSE: u64 = 0x6573_5546;
 
 /// Whether a source lies on one of these kinds of file system.
 fn lies_on(spec: &StackSpec, kinds: &[u64]) -> bool {
-    let sources = spec.layers.iter().filter_map(|layer| match layer {
-        LayerSpec::Host(host) => Some(&host.source),
-        _ => None,
-    });
     // A source that cannot be asked fails with its own message when it is opened.
-    sources
+    spec.directories()
+        .into_iter()
         .filter_map(|source| rustix::fs::statfs(source).ok())
         .any(|figures| kinds.contains(&u64::from(figures.f_type.cast_unsigned() as u32)))
 }
@@ -43,7 +40,7 @@ fn is_judged_below(door: &Door, spec: &StackSpec) -> bool {
         LayerSpec::Host(host) => host.symlinks == Symlinks::Keep,
         LayerSpec::Throttle(_) | LayerSpec::Trace(_) | LayerSpec::Cage(_) => true,
         LayerSpec::Remap(remap) => **remap == RemapSpec::default(),
-        LayerSpec::Mem(_) | LayerSpec::Readonly(_) => false,
+        LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Readonly(_) | LayerSpec::Shift(_) | LayerSpec::OverrideStat(_) => false,
     };
     !door.allow_other && !door.immutable && spec.layers.iter().all(as_it_is) && is_ordinary()
 }

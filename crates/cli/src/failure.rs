@@ -10,7 +10,7 @@ use std::{fmt, io::Write, process::ExitCode};
 pub enum Exit {
     /// Asked for something that could not be done.
     Failure = 1,
-    /// The command line itself is wrong (the personality of bindfs says 1 here, as bindfs does).
+    /// The command line itself is wrong (called as bindfs or fuse-overlayfs, the program says 1 here, as these do).
     Usage = 2,
     /// What was named is not there: no such source, mount point or mount.
     NotFound = 3,
@@ -18,6 +18,14 @@ pub enum Exit {
     Denied = 4,
     /// Somebody uses it.
     Busy = 5,
+}
+
+impl Exit {
+    /// The code with a number; 1 for all that there are not.
+    pub fn of(number: u8) -> Exit {
+        let all = [Exit::Usage, Exit::NotFound, Exit::Denied, Exit::Busy];
+        all.into_iter().find(|exit| *exit as u8 == number).unwrap_or(Exit::Failure)
+    }
 }
 
 /// Why the program ends without having done what was asked.
@@ -82,7 +90,7 @@ impl Failure {
     /// The exit code as a number, for the program of this name.
     pub fn code(&self, program: &str) -> u8 {
         match (program, self.exit) {
-            ("bindfs", _) => 1,
+            ("bindfs" | "fuse-overlayfs", _) => 1,
             // mount(8) expects its own codes from its programs: 1 for a wrong call, 32 for a mount that failed.
             (program, Exit::Usage) if program.starts_with("mount.") => 1,
             (program, _) if program.starts_with("mount.") => 32,

@@ -51,6 +51,7 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         cache_hits: status.passthrough.reused,
         operations: status.operations.into_iter().map(operation).collect(),
         cages: Vec::new(),
+        branches: Vec::new(),
     }
 }
 

@@ -321,7 +321,7 @@ pub fn remember(mountpoint: &Path, reason: String, stack: String, mount: &Kernel
 /// Where the table of mounts cannot be read.
 pub fn records() -> Result<Vec<Report>, Failure> {
     let table = mountinfo::read()?;
-    let directory = runtime::directory(rustix::process::geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+    let directory = runtime::ours();
     let mut reports = Vec::new();
     for path in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "kernel")) {
         let Some(mut record) = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Record>(&text).ok()) else { continue };

@@ -1,6 +1,6 @@
 //! The program `nacre`: arguments become a plan (pure data), the plan becomes effects.
 //!
-//! The same program is `bindfs` and `mount.fuse.nacre` when it is called by these names.
+//! The same program is `bindfs`, `fuse-overlayfs` and `mount.fuse.nacre` when it is called by these names.
 #![forbid(unsafe_code)]
 
 mod cage;
@@ -16,6 +16,7 @@ mod kernel_engine;
 mod metrics;
 mod mountinfo;
 mod options;
+mod overlay;
 mod personality;
 mod plan;
 mod remount;
@@ -29,6 +30,7 @@ mod status;
 mod tests;
 mod top;
 mod umount;
+mod union;
 mod words;
 
 use std::process::ExitCode;

@@ -7,9 +7,11 @@ use crate::{
     cage,
     failure::Failure,
     options::Opt,
+    overlay,
     plan::{self, Plan},
     settings::Settings,
-    words::{self, Given, Unknown, Words},
+    union,
+    words::{self, Given, Unknown},
 };
 use std::{
     ffi::{OsStr, OsString},
@@ -24,6 +26,8 @@ pub enum Personality {
     Nacre,
     /// `bindfs [options] SOURCE MOUNTPOINT`; also what mount(8) runs for the type `fuse.nacre` where there is no helper of ours.
     Bindfs,
+    /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines call it.
+    Overlay,
     /// `mount.fuse.nacre SOURCE MOUNTPOINT [-sfnv] [-o WORDS]`.
     MountProgram,
 }
@@ -37,6 +41,7 @@ pub fn program(argv0: &OsStr) -> String {
 pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
+        overlay::NAME => Personality::Overlay,
         name if name.starts_with("mount.") => Personality::MountProgram,
         // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre` names.
         _ if first.is_some_and(|first| first.as_bytes().contains(&b'/')) => Personality::Bindfs,
@@ -49,6 +54,11 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
 /// # Errors
 /// A wrong command line.
 pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
+    if program != "bindfs" && arguments.iter().any(|argument| union::place::prefixed(argument).is_some()) {
+        return mount_program(program, arguments);
+    }
     let words = words::parse(arguments, Unknown::Refuse)?;
     let settings = Settings::fold(&words.given)?;
     if settings.help {
@@ -71,15 +81,24 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
 /// # Errors
 /// A wrong command line.
 pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
-    let call = mount_call(arguments)?;
-    let settings = Settings::fold(&call.words.given)?;
-    if call.fake {
+    let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
+    let branches = positionals.first().and_then(|first| union::place::prefixed(first)).map(OsStr::to_owned);
+    if branches.is_some() || union::plan::names_branches(&texts) {
+        positionals.splice(..1.min(positionals.len()), [branches.unwrap_or_default()]);
+        let plan = union::plan::union(program, given, union::plan::told(&texts, unknown)?, positionals);
+        return if fake { plan.map(|_| Plan::Nothing) } else { plan };
+    }
+    for text in texts {
+        words::parse_words(&text, unknown, &mut given)?;
+    }
+    let settings = Settings::fold(&given)?;
+    if fake {
         return Ok(Plan::Nothing);
     }
-    if let Some(positionals) = caged(&call.words.positionals) {
-        return cage::plan::cage(program, settings, &call.words.given, positionals);
+    if let Some(positionals) = caged(&positionals) {
+        return cage::plan::cage(program, settings, &given, positionals);
     }
-    let positionals = without_prefix(call.words.positionals);
+    let positionals = without_prefix(positionals);
     // Column 1 of fstab is a directory to mirror, or a file that describes a stack.
     if positionals.first().is_some_and(|source| source.as_bytes().ends_with(b".toml")) && !settings.remount {
         return plan::stack(program, settings, positionals);
@@ -87,8 +106,13 @@ pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString
     plan::mirror(program, settings, positionals)
 }
 
+/// What mount(8) asks of its helpers.
 struct MountCall {
-    words: Words,
+    given: Vec<Given>,
+    /// What stood after each `-o`.
+    texts: Vec<OsString>,
+    unknown: Unknown,
+    positionals: Vec<OsString>,
     fake: bool,
 }
 
@@ -127,10 +151,7 @@ fn mount_call(arguments: impl IntoIterator<Item = OsString>) -> Result<MountCall
         given.push(Given::new(Opt::ReadOnly, ""));
     }
     let unknown = if sloppy { Unknown::Drop } else { Unknown::Refuse };
-    for text in texts {
-        words::parse_words(&text, unknown, &mut given)?;
-    }
-    Ok(MountCall { words: Words { given, positionals }, fake })
+    Ok(MountCall { given, texts, unknown, positionals, fake })
 }
 
 /// The paths of a cage, whose first column in fstab is `cage:DIR`.

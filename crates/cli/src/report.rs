@@ -3,7 +3,7 @@
 //! Filled in by the process that serves the mount ([`crate::serve`]), shown by [`crate::status`], [`crate::top`] and
 //! [`crate::metrics`]. The JSON form is an interface for scripts: fields are added, never renamed.
 
-use crate::cage::report::CageReport;
+use crate::{cage::report::CageReport, union::report::BranchReport};
 use nacre_vfs::Description;
 use serde::{Deserialize, Serialize};
 use std::{os::unix::ffi::OsStrExt, path::Path};
@@ -118,6 +118,9 @@ pub struct Report {
     /// The cages in the stack, from the bottom up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cages: Vec<CageReport>,
+    /// The branches of its union, from the top.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<BranchReport>,
 }
 
 impl Report {

@@ -9,11 +9,12 @@ use crate::{
     failure::Failure,
     metrics,
     options::{Form, TABLE},
+    overlay,
     personality::{self, Personality},
     plan::{MountPlan, Plan},
     remount,
     serve::{self, Served},
-    status, top, umount,
+    status, top, umount, union,
 };
 use std::{
     ffi::OsString,
@@ -36,13 +37,23 @@ pub fn main() -> ExitCode {
         Personality::MountProgram => {
             finish(&program, personality::mount_program(&program, arguments).and_then(|plan| carry_out(&program, plan)))
         }
-        // `nacre bindfs ...` is bindfs in everything but the name.
+        Personality::Overlay => as_overlay(arguments),
+        // `nacre fuse-overlayfs ...` and `nacre bindfs ...` are these in everything but the name.
+        Personality::Nacre if arguments.first().is_some_and(|verb| verb == overlay::NAME) => {
+            as_overlay(arguments.into_iter().skip(1).collect())
+        }
         Personality::Nacre if arguments.first().is_some_and(|verb| verb == "bindfs") => {
             let plan = personality::bindfs("bindfs", arguments.into_iter().skip(1));
             finish("bindfs", plan.and_then(|plan| carry_out("bindfs", plan)))
         }
         Personality::Nacre => ours(argv0, arguments),
     }
+}
+
+fn as_overlay(arguments: Vec<OsString>) -> ExitCode {
+    let root = rustix::process::geteuid().is_root();
+    let plan = overlay::overlay(arguments, root, std::env::var_os(overlay::WHITEOUT_FILES).is_some());
+    finish(overlay::NAME, plan.and_then(|plan| carry_out(overlay::NAME, plan)))
 }
 
 fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
@@ -76,13 +87,15 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
             }
         }
         Order::Cage(order) => cage::run::order(&order)?,
+        Order::Union(order) => union::run::order(&order)?,
         Order::Metrics { mountpoints } => {
             let reports = status::gather(&mountpoints)?;
             let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
             if mountpoints.is_empty() {
                 cages.extend(cage::find::of_kernel()?);
             }
-            print(&(metrics::text(&reports) + &cage::metrics::text(&cages)))?;
+            let unions: Vec<_> = reports.iter().flat_map(|report| report.branches.clone()).collect();
+            print(&(metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
         Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
         Order::Completions(shell) => documents::completions(shell)?,
@@ -96,6 +109,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
         Plan::Mount(plan) => return mount(&plan),
         Plan::Cage(plan) => return cage::run::make(&plan),
         Plan::Remount(plan) => remount::run(&plan)?,
+        Plan::Help if program == overlay::NAME => print(overlay::help())?,
         Plan::Help => print(&help(program))?,
         Plan::Version => print(&format!("{program} (nacre) {}\n", env!("CARGO_PKG_VERSION")))?,
         Plan::FuseVersion => print(&format!(

@@ -1,6 +1,7 @@
 //! Where the control sockets are: one directory per user, which nobody else may enter.
 //!
-//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. One socket per mount, named by the process that
+//! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. Root of a user namespace (a rootless container engine) is
+//! the user who made that namespace, so that this user finds its mounts. One socket per mount, named by the process that
 //! serves it, so that stale ones can be told.
 
 use crate::failure::{Exit, Failure};
@@ -15,12 +16,38 @@ use std::{
 };
 
 /// The directory for a user's sockets, from the environment. Pure.
-pub fn directory(uid: u32, runtime: Option<OsString>) -> PathBuf {
+fn directory(uid: u32, runtime: Option<OsString>) -> PathBuf {
     match (uid, runtime.map(PathBuf::from).filter(|path| path.is_absolute())) {
         (0, _) => PathBuf::from("/run/nacre"),
         (_, Some(runtime)) => runtime.join("nacre"),
         (uid, None) => PathBuf::from(format!("/tmp/nacre-{uid}")),
     }
+}
+
+/// Who user 0 of this process' user namespace is outside of it, from `/proc/self/uid_map`. Pure.
+fn outside(map: &str) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        match (numbers.next()?.ok()?, numbers.next()?.ok()?) {
+            (0, outer) => Some(outer),
+            _ => None,
+        }
+    })
+}
+
+/// The user that sockets are kept for.
+fn user() -> u32 {
+    let uid = geteuid().as_raw();
+    if uid != 0 {
+        return uid;
+    }
+    // Without a map, there is one namespace only.
+    fs::read_to_string("/proc/self/uid_map").ok().and_then(|map| outside(&map)).unwrap_or(uid)
+}
+
+/// Our own directory, whether it is there or not.
+pub fn ours() -> PathBuf {
+    directory(user(), std::env::var_os("XDG_RUNTIME_DIR"))
 }
 
 /// Our own directory, made if need be.
@@ -29,7 +56,7 @@ pub fn directory(uid: u32, runtime: Option<OsString>) -> PathBuf {
 /// A directory that cannot be made, or that somebody else could have made or could enter.
 pub fn own() -> Result<PathBuf, Failure> {
     let uid = geteuid().as_raw();
-    let directory = directory(uid, std::env::var_os("XDG_RUNTIME_DIR"));
+    let directory = ours();
     match rustix::fs::mkdir(&directory, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => {
@@ -55,8 +82,8 @@ fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
 
 /// The directories to look for mounts in: our own, and for root everybody's.
 pub fn all() -> Vec<PathBuf> {
-    let uid = geteuid().as_raw();
-    let mut found = vec![directory(uid, std::env::var_os("XDG_RUNTIME_DIR"))];
+    let uid = user();
+    let mut found = vec![ours()];
     if uid == 0 {
         found.extend(children(Path::new("/run/user")).into_iter().map(|user| user.join("nacre")));
         let temporary = children(Path::new("/tmp")).into_iter();
@@ -89,6 +116,15 @@ mod tests {
         ] {
             assert_eq!(directory(uid, runtime.map(OsString::from)), Path::new(expected));
         }
+    }
+
+    #[test]
+    fn root_of_a_namespace_is_its_maker() {
+        assert_eq!(outside("         0          0 4294967295\n"), Some(0));
+        assert_eq!(outside("         0       5000          1\n         1     100000      65536\n"), Some(5000));
+        assert_eq!(outside("         1     100000      65536\n         0 7 1\n"), Some(7));
+        assert_eq!(outside("      1000       1000          1\n"), None);
+        assert_eq!(outside(""), None);
     }
 
     #[test]

@@ -21,6 +21,10 @@ use crate::{
     runtime,
     settings::{Door, Engine, Verbosity},
     umount,
+    union::{
+        self,
+        run::{UnionAnswer, UnionRequest},
+    },
 };
 use nacre_fuse::{Mount, MountError};
 use nacre_layers::{
@@ -128,6 +132,8 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     log(plan)?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     daemon::raise_descriptor_limit();
+    // What a large listing or copy needed goes back when it is over.
+    nacre_sys::memory::keep_large_blocks_apart();
     let context = surroundings()?;
     let mut spec = spec(plan)?;
     clear(&plan.mountpoint, plan)?;
@@ -148,6 +154,7 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
         judged_below,
         stack,
         context,
+        drains: union::serving::Drains::default(),
     });
     narrow(&plan.door, &mountpoint)?;
     let server = match runtime::own().and_then(|directory| Server::start(&directory, answers(&serving))) {
@@ -180,6 +187,8 @@ struct Serving {
     judged_below: bool,
     stack: Stack,
     context: Context,
+    /// Of the union, where there is one.
+    drains: union::serving::Drains,
 }
 
 impl Serving {
@@ -190,6 +199,10 @@ impl Serving {
             }
             Request::ResizeCage { cage, size, inodes } => match self.resize(cage, size, inodes) {
                 Ok(report) => return Answer::Cage(Box::new(report)),
+                Err(failure) => Err(failure),
+            },
+            Request::Union(request) => match self.union(request) {
+                Ok(answer) => return Answer::Union(answer),
                 Err(failure) => Err(failure),
             },
             Request::Reload { rules } => self.reload(rules.map(|rules| *rules)),
@@ -204,7 +217,8 @@ impl Serving {
     fn report(&self) -> Report {
         let (spec, status) = (self.spec.lock().clone(), self.mount.status());
         let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
-        Report { cages, ..figures::report(&self.about, spec.to_line(), status) }
+        let branches = self.stack.union().map(|union| union::serving::branches(&union, &status.mountpoint)).unwrap_or_default();
+        Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
     }
 
     /// Gives a cage other limits; what it is like then.
@@ -219,6 +233,17 @@ impl Serving {
         *spec = changed;
         let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
         if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
+    }
+
+    /// Answers a command on the union, which may change what the stack consists of.
+    fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
+        let mountpoint = self.mount.status().mountpoint;
+        let served = union::serving::Served { stack: &self.stack, context: &self.context, mountpoint: &mountpoint, drains: &self.drains };
+        let answer = served.answer(request);
+        if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
+            *self.spec.lock() = self.stack.spec();
+        }
+        answer
     }
 
     fn unmount(&self, lazy: bool) -> Result<(), Failure> {
@@ -337,13 +362,20 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     if spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))) {
         return Ok(format!("{head}stack       {}\n", spec.to_line()));
     }
+    if spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Union(_))) {
+        return Ok(format!("{head}stack       {}\n{}", spec.to_line(), union::serving::plan(&spec)));
+    }
     let stack = build(&spec, &context)?;
     let warnings: String = stack.warnings.iter().map(|warning| format!("note        {warning}\n")).collect();
     let layers = crate::status::tree(&stack.layer.describe().into(), 1);
     Ok(format!("{head}{warnings}stack       {}\nlayers, from the top\n{layers}", spec.to_line()))
 }
 
-fn surroundings() -> Result<Context, Failure> {
+/// Who we are, and how we wait.
+///
+/// # Errors
+/// Groups that cannot be read.
+pub fn surroundings() -> Result<Context, Failure> {
     let mut context = Context::system().map_err(|error| Failure::io("cannot read", "our own groups", &error))?;
     // Rate limits and directory services may wait long: another thread serves the queue meanwhile, and a killed caller ends the wait.
     context.waiting = Arc::new(|call| match fusewire::blocking(&mut *call) {
@@ -371,11 +403,16 @@ fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
                 .map_err(|error| Failure::usage(format!("the stack in {} is not understood: {error}", path_text(path))))?
         }
     };
+    spec.directories_mut().into_iter().try_for_each(absolute)?;
+    union::place::expand(&mut spec);
     for layer in &mut spec.layers {
-        match layer {
-            LayerSpec::Host(host) => absolute(&mut host.source)?,
-            LayerSpec::Remap(remap) => absolute_files(remap)?,
-            _ => {}
+        if let LayerSpec::Remap(remap) = layer {
+            absolute_files(remap)?;
+        }
+        // A lock on a file of a lower branch would stay there when the file is copied up.
+        if matches!(layer, LayerSpec::Union(_)) && plan.door.lock_forwarding {
+            return Err(Failure::usage("locks cannot be forwarded over a union: they would not follow a file that is copied up")
+                .next("leave --enable-lock-forwarding out: locks taken in the mount are seen by all who use the mount"));
         }
     }
     Ok(spec)
@@ -432,8 +469,9 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
 /// # Errors
 /// What the system says to its removal.
 pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
-    const NOT_CONNECTED: i32 = 107;
-    if !fs::metadata(mountpoint).is_err_and(|error| error.raw_os_error() == Some(NOT_CONNECTED)) {
+    use rustix::io::Errno;
+    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED.
+    if !rustix::fs::statfs(mountpoint).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED)) {
         return Ok(());
     }
     let place = control::lexical(mountpoint)?;
@@ -462,7 +500,8 @@ fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     spec.layers.iter().try_for_each(|layer| match layer {
         LayerSpec::Host(host) => check_source(&host.source, mountpoint),
         _ => Ok(()),
-    })
+    })?;
+    union::place::check(spec, mountpoint)
 }
 
 /// A directory is shown at a directory, anything else at a file.
@@ -493,6 +532,7 @@ fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
             let resolved = resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
             format!("{}{}", plan.prefix, path_text(&resolved))
         }
+        Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0)?,
         Some(layer) => layer.name().to_owned(),
         None => "nacre".to_owned(),
     })

@@ -109,13 +109,15 @@ fn sanitised(mut report: Report) -> Report {
             *text = printable(text.as_bytes());
         }
     };
-    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, cages, .. } = &mut report;
+    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, cages, branches, .. } =
+        &mut report;
     for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
         clean(text);
     }
     passthrough.why_not.iter_mut().for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
     cages.iter_mut().for_each(crate::cage::find::sanitise);
+    branches.iter_mut().for_each(crate::union::run::sanitise);
     report
 }
 
@@ -172,6 +174,10 @@ fn detail(report: &Report, exact: bool) -> String {
     if let Some(layers) = &report.layers {
         text.push_str("\nlayers\n");
         text.push_str(&tree(layers, 1));
+    }
+    if !report.branches.is_empty() {
+        text.push('\n');
+        text.push_str(&crate::union::list::within(&report.branches, exact));
     }
     if !report.operations.is_empty() {
         text.push('\n');

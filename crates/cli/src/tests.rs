@@ -4,8 +4,10 @@ mod cage;
 mod commands;
 mod kernel_engine;
 mod options;
+mod overlay;
 mod personality;
 mod serve;
+mod union;
 
 use crate::{
     plan::{MountPlan, Plan, StackSource},

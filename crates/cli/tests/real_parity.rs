@@ -67,6 +67,16 @@ fn a_mirror_of_a_mirror() {
 }
 
 #[test]
+fn a_union() {
+    if as_root() {
+        for options in [&[][..], &["--passthrough=off", "-o", "udba=reval,moveonenospc=true"]] {
+            let (fixture, _) = mounting::unions::over(options, |_| ());
+            compare(&fixture);
+        }
+    }
+}
+
+#[test]
 fn a_hundred_layers() {
     if as_root() {
         let filters = " | remap | trace | remap:uid-offset=1 | remap:uid-offset=-1".repeat(25);

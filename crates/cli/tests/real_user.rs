@@ -252,3 +252,30 @@ fn a_cage_holds_for_its_user() {
     assert_eq!(Cage::of(&fixture, &place).number("used"), (1 << 20) + 4096);
     assert!(fixture.state().join("cage").is_dir());
 }
+
+#[test]
+fn a_user_makes_a_union() {
+    if !as_user("a_user_makes_a_union") {
+        return;
+    }
+    let (mut fixture, upper) = mounting::unions::over(&["--no-allow-other"], |lower| {
+        fs::create_dir(lower.join("dir")).unwrap();
+        fs::write(lower.join("dir/file"), "content").unwrap();
+        fs::write(lower.join("gone"), "").unwrap();
+    });
+    fs::write(fixture.at("dir/file"), "changed").unwrap();
+    fs::remove_file(fixture.at("gone")).unwrap();
+    assert_eq!(fs::read(fixture.below("dir/file")).unwrap(), b"content");
+    assert_eq!(fs::read(upper.join("dir/file")).unwrap(), b"changed");
+    assert_eq!(mounting::unions::list(&fixture.mountpoint).len(), 2);
+    let number = fs::metadata(fixture.at("dir/file")).unwrap().ino();
+    let extra = fixture.directory("extra");
+    mounting::unions::told([OsStr::new("add"), fixture.mountpoint.as_os_str(), extra.as_os_str()]);
+    assert_eq!(mounting::unions::list(&fixture.mountpoint).len(), 3);
+    fixture.unmount();
+    let list = mounting::unions::branches(&[(&upper, "rw"), (&fixture.source, "ro")]);
+    let mountpoint = fixture.mountpoint.clone();
+    fixture.start(&["union", "--no-allow-other"], &list, &mountpoint);
+    assert_eq!(fs::metadata(fixture.at("dir/file")).unwrap().ino(), number);
+    assert!(!fixture.at("gone").exists());
+}

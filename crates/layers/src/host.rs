@@ -44,7 +44,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
 };
 
@@ -157,6 +157,26 @@ impl Host {
             adopting: Mutex::default(),
         };
         Ok(Host { shared: Arc::new(shared) })
+    }
+
+    /// A directory outside the source, for work that ends with a rename into it (the work directory of an overlay). It and what is below it
+    /// are nodes of this layer for as long as the answer is kept; no name of the source leads there.
+    ///
+    /// # Errors
+    /// EXDEV where nothing can be renamed from there into the source, and as `open(2)` says.
+    pub fn beside(&self, directory: &Path) -> io::Result<Node> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH;
+        let opened = rustix::fs::open(directory, flags, Mode::empty())?;
+        let number = |error: Errno| io::Error::from_raw_os_error(error.raw());
+        let statx = stat::of_file(opened.as_fd()).map_err(number)?;
+        let root = stat::of_file(self.shared.directories.root()).map_err(number)?;
+        let place = |statx| (stat::device(statx), stat::mount(statx));
+        if place(&statx) != place(&root) {
+            return Err(number(Errno::EXDEV));
+        }
+        let node = Arc::new(HostNode::new(stat::id(&statx), stat::device(&statx), Kind::Directory, false, None));
+        self.shared.directories.pin(&node, opened);
+        Ok(Node::new(node))
     }
 }
 

@@ -83,7 +83,8 @@ impl Mem {
     pub fn with_clock(clock: Clock) -> Mem {
         static TREES: AtomicU64 = AtomicU64::new(1);
         let fs = TREES.fetch_add(1, Ordering::Relaxed);
-        let id = FileId { fs, ino: 1, generation: 0 };
+        // No number is ever used twice, and no two trees are the same.
+        let id = FileId { fs, ino: 1, generation: fs };
         let birth = Birth { id, kind: Kind::Directory, mode: 0o755, uid: 0, gid: 0, device: (0, 0), now: clock() };
         let root = Arc::new(Inode::new(birth, What::Directory(Directory::new(Weak::new()))));
         Mem { root, fs, next: AtomicU64::new(2), names: Mutex::new(()), clock }
@@ -143,7 +144,7 @@ impl Mem {
         if default_acl.is_none() && kind != Kind::Symlink {
             mode &= !caller.umask;
         }
-        let id = FileId { fs: self.fs, ino: self.next.fetch_add(1, Ordering::Relaxed), generation: 0 };
+        let id = FileId { fs: self.fs, ino: self.next.fetch_add(1, Ordering::Relaxed), generation: self.fs };
         let inode = Inode::new(Birth { id, kind, mode, uid: caller.uid, gid, device, now: (self.clock)() }, what);
         if let Some(acl) = default_acl.filter(|_| kind != Kind::Symlink) {
             xattrs::inherit(&inode, acl)?;

@@ -12,10 +12,15 @@ mod field;
 mod line;
 #[cfg(test)]
 mod tests;
+mod union;
 
 use field::{settings, words};
 use serde::{Deserialize, Serialize};
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+pub use union::{BranchSource, BranchSpec, Branches};
 
 /// Why a specification cannot be understood: a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +34,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-/// A stack of layers, from the bottom up: first a leaf (`host`, `mem`), then any number of filters.
+/// A stack of layers, from the bottom up: first a leaf (`host`, `mem`, `union`), then any number of filters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StackSpec {
@@ -46,10 +51,16 @@ pub enum LayerSpec {
     Host(HostSpec),
     /// A tree in memory, empty at first and gone at the end (leaf).
     Mem(MemSpec),
+    /// Several directories or stacks as one tree (leaf).
+    Union(Box<UnionSpec>),
     /// Other owners, modes and rules.
     Remap(Box<RemapSpec>),
     /// Refuses every change.
     Readonly(ReadonlySpec),
+    /// Owners as another user namespace sees them.
+    Shift(ShiftSpec),
+    /// Owners, modes and types kept in extended attributes.
+    OverrideStat(OverrideStatSpec),
     /// Limits the rate of reading and writing.
     Throttle(ThrottleSpec),
     /// Logs each operation.
@@ -161,6 +172,19 @@ words! {
 }
 
 words! {
+    /// Which extended attribute holds owners, modes and types.
+    pub enum OverrideAttribute {
+        /// The one that the root directory carries; where it carries none, everything is what it looks like.
+        #[default]
+        Carried = "carried",
+        /// `security.fuseoverlayfs.override_stat`.
+        Privileged = "privileged",
+        /// `user.containers.override_stat`.
+        Containers = "containers",
+    }
+}
+
+words! {
     /// How loud the trace is.
     pub enum TraceLevel {
         /// Changes at `debug`, questions at `trace`.
@@ -187,6 +211,8 @@ settings! {
         /// Forward the ioctls whose argument is a plain value, with the mounter's rights: `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`,
         /// `FSSETXATTR` and `GETVERSION`. All others are ENOTTY.
         "ioctl" => ioctl: bool,
+        /// As a branch of a union: a directory outside the source on the same mount, for copies that are being made and the like.
+        "work" => work: Option<PathBuf>,
     }
 }
 
@@ -196,8 +222,42 @@ settings! {
 }
 
 settings! {
+    /// Several directories or stacks as one tree.
+    pub struct UnionSpec {
+        /// The branches, from the top: `PATH[=ATTRIBUTES]` or `{STACK}[=ATTRIBUTES]`, divided by colons; may be given several times.
+        "branch" => branch: Branches,
+        /// A word of docs/union.md, such as `create=mfs`; may be given several times.
+        "option" => option: Vec<String>,
+        /// Who else may change the branches that are plain directories.
+        "coherence" => coherence: HostCoherence,
+    }
+}
+
+settings! {
     /// Refuses every change; it has no settings.
     pub struct ReadonlySpec {}
+}
+
+settings! {
+    /// Owners as another user namespace sees them. Ranges are `STORED:SHOWN:LENGTH`, several divided by `:` as well.
+    pub struct ShiftSpec {
+        /// Ranges of user ids; without any, users are who they are.
+        "uid" => uid: Option<String>,
+        /// Ranges of group ids.
+        "gid" => gid: Option<String>,
+        /// Everything shows as this user's.
+        "squash-uid" => squash_uid: Option<u32>,
+        /// Everything shows as this group's.
+        "squash-gid" => squash_gid: Option<u32>,
+    }
+}
+
+settings! {
+    /// Owners, modes and types kept in extended attributes.
+    pub struct OverrideStatSpec {
+        /// Which attribute.
+        "attribute" => attribute: OverrideAttribute,
+    }
 }
 
 settings! {
@@ -321,8 +381,11 @@ impl LayerSpec {
         match self {
             LayerSpec::Host(_) => "host",
             LayerSpec::Mem(_) => "mem",
+            LayerSpec::Union(_) => "union",
             LayerSpec::Remap(_) => "remap",
             LayerSpec::Readonly(_) => "readonly",
+            LayerSpec::Shift(_) => "shift",
+            LayerSpec::OverrideStat(_) => "override-stat",
             LayerSpec::Throttle(_) => "throttle",
             LayerSpec::Trace(_) => "trace",
             LayerSpec::Cage(_) => "cage",
@@ -330,15 +393,19 @@ impl LayerSpec {
     }
 
     /// The names of all layers.
-    pub const NAMES: [&'static str; 7] = ["host", "mem", "remap", "readonly", "throttle", "trace", "cage"];
+    pub const NAMES: [&'static str; 10] =
+        ["host", "mem", "union", "remap", "readonly", "shift", "override-stat", "throttle", "trace", "cage"];
 
     /// A layer by its name, with the settings that hold when none is given.
     pub fn named(name: &str) -> Option<LayerSpec> {
         Some(match name {
             "host" => LayerSpec::Host(HostSpec::default()),
             "mem" => LayerSpec::Mem(MemSpec::default()),
+            "union" => LayerSpec::Union(Box::default()),
             "remap" => LayerSpec::Remap(Box::default()),
             "readonly" => LayerSpec::Readonly(ReadonlySpec::default()),
+            "shift" => LayerSpec::Shift(ShiftSpec::default()),
+            "override-stat" => LayerSpec::OverrideStat(OverrideStatSpec::default()),
             "throttle" => LayerSpec::Throttle(ThrottleSpec::default()),
             "trace" => LayerSpec::Trace(TraceSpec::default()),
             "cage" => LayerSpec::Cage(Box::default()),
@@ -348,7 +415,7 @@ impl LayerSpec {
 
     /// Whether nothing can lie below it.
     pub fn is_leaf(&self) -> bool {
-        matches!(self, LayerSpec::Host(_) | LayerSpec::Mem(_))
+        matches!(self, LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Union(_))
     }
 
     /// The settings that differ from the default, as key and value, in the order of the documentation. A switch has an empty value.
@@ -356,8 +423,11 @@ impl LayerSpec {
         match self {
             LayerSpec::Host(spec) => spec.settings(),
             LayerSpec::Mem(spec) => spec.settings(),
+            LayerSpec::Union(spec) => spec.settings(),
             LayerSpec::Remap(spec) => spec.settings(),
             LayerSpec::Readonly(spec) => spec.settings(),
+            LayerSpec::Shift(spec) => spec.settings(),
+            LayerSpec::OverrideStat(spec) => spec.settings(),
             LayerSpec::Throttle(spec) => spec.settings(),
             LayerSpec::Trace(spec) => spec.settings(),
             LayerSpec::Cage(spec) => spec.settings(),
@@ -372,8 +442,11 @@ impl LayerSpec {
         match self {
             LayerSpec::Host(spec) => spec.set(key, value),
             LayerSpec::Mem(spec) => spec.set(key, value),
+            LayerSpec::Union(spec) => spec.set(key, value),
             LayerSpec::Remap(spec) => spec.set(key, value),
             LayerSpec::Readonly(spec) => spec.set(key, value),
+            LayerSpec::Shift(spec) => spec.set(key, value),
+            LayerSpec::OverrideStat(spec) => spec.set(key, value),
             LayerSpec::Throttle(spec) => spec.set(key, value),
             LayerSpec::Trace(spec) => spec.set(key, value),
             LayerSpec::Cage(spec) => spec.set(key, value),
@@ -434,6 +507,9 @@ impl StackSpec {
         {
             return Err(SpecError("layer 1 (host): \"source\" is missing; name the directory, as in host:/some/directory".to_owned()));
         }
+        if let LayerSpec::Union(union) = leaf {
+            union.check().map_err(|error| SpecError(format!("layer 1 (union): {error}")))?;
+        }
         match filters.iter().position(LayerSpec::is_leaf) {
             None => Ok(()),
             Some(place) => Err(SpecError(format!(
@@ -442,6 +518,40 @@ impl StackSpec {
                 filters.get(place).map_or("", LayerSpec::name)
             ))),
         }
+    }
+}
+
+impl StackSpec {
+    /// The directories of the host that it consists of.
+    pub fn directories(&self) -> Vec<&Path> {
+        let mut directories = Vec::new();
+        for layer in &self.layers {
+            match layer {
+                LayerSpec::Host(host) => {
+                    directories.push(host.source.as_path());
+                    directories.extend(host.work.as_deref());
+                }
+                LayerSpec::Union(union) => directories.extend(union.branch.0.iter().flat_map(BranchSpec::directories)),
+                _ => {}
+            }
+        }
+        directories
+    }
+
+    /// The same, to be changed.
+    pub fn directories_mut(&mut self) -> Vec<&mut PathBuf> {
+        let mut directories = Vec::new();
+        for layer in &mut self.layers {
+            match layer {
+                LayerSpec::Host(host) => {
+                    directories.push(&mut host.source);
+                    directories.extend(host.work.as_mut());
+                }
+                LayerSpec::Union(union) => directories.extend(union.branch.0.iter_mut().flat_map(BranchSpec::directories_mut)),
+                _ => {}
+            }
+        }
+        directories
     }
 }
 

@@ -5,21 +5,28 @@
 
 #[cfg(test)]
 mod tests;
+mod union;
 
 use crate::{
     cage::{Cage, Storage, ledger::Limits},
     context::Context,
     host::{Host, HostOptions},
     mem::Mem,
+    override_stat::{self, Attribute, OverrideStat},
     readonly::Readonly,
     remap::{Remap, Rules},
-    spec::{CageSpec, HostSpec, LayerSpec, RemapSpec, SpecError, StackSpec, Symlinks, ThrottleSpec, XattrPolicy},
+    shift::{Ranges, Shift},
+    spec::{
+        CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec, SpecError, StackSpec, Symlinks,
+        ThrottleSpec, XattrPolicy,
+    },
     throttle::{Rates, Throttle},
     trace::Trace,
 };
-use nacre_vfs::{Filtered, Layer};
+use nacre_vfs::{Errno, Filtered, Layer, Node};
 use parking_lot::Mutex;
 use std::{error::Error, fmt, path::Path, sync::Arc};
+pub use union::BranchError;
 
 /// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +52,8 @@ pub struct Stack {
     pub layer: Arc<dyn Layer>,
     /// Things that were left out without harm, as sentences for the user.
     pub warnings: Vec<String>,
+    /// The leaf's work directory, for a union that this is a branch of.
+    work: Option<Node>,
     /// From the bottom up, one for each layer.
     handles: Vec<Handle>,
     spec: Mutex<StackSpec>,
@@ -62,6 +71,7 @@ enum Handle {
     Remap(Arc<Remap>),
     Throttle(Arc<Throttle>),
     Cage(Arc<Cage>),
+    Union(union::Served),
 }
 
 /// Names the layer in front of what is wrong with it.
@@ -77,10 +87,19 @@ pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
     spec.check()?;
     let (mut warnings, mut handles) = (Vec::new(), Vec::new());
     let mut top: Option<Arc<dyn Layer>> = None;
+    let mut work = None;
     for (place, layer) in spec.layers.iter().enumerate() {
         let (built, handle) = match (layer, top) {
-            (LayerSpec::Host(host), None) => (within(place, layer, open_host(host, spec))?, Handle::Fixed),
+            (LayerSpec::Host(host), None) => {
+                let opened = within(place, layer, open_host(host, spec))?;
+                work = opened.1;
+                (opened.0, Handle::Fixed)
+            }
             (LayerSpec::Mem(_), None) => (Arc::new(Mem::new()) as Arc<dyn Layer>, Handle::Fixed),
+            (LayerSpec::Union(union), None) => {
+                let served = within(place, layer, union::open(union, context, &mut warnings))?;
+                (Arc::clone(&served.union) as Arc<dyn Layer>, Handle::Union(served))
+            }
             (LayerSpec::Cage(cage), Some(below)) => within(place, layer, put_cage(cage, below, spec, context))?,
             (filter, Some(below)) => within(place, layer, put(filter, below, context, &mut warnings))?,
             (filter, None) => return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory")),
@@ -89,19 +108,53 @@ pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
         top = Some(built);
     }
     match top {
-        Some(layer) => Ok(Stack { layer, warnings, handles, spec: Mutex::new(spec.clone()) }),
+        Some(layer) => Ok(Stack { layer, warnings, work, handles, spec: Mutex::new(spec.clone()) }),
         None => Err(BuildError("the stack is empty; begin it with a leaf such as host:/some/directory".to_owned())),
     }
 }
 
-fn open_host(host: &HostSpec, spec: &StackSpec) -> Result<Arc<dyn Layer>, String> {
+/// Opens a directory, and its work directory where it has one.
+fn open_host(host: &HostSpec, spec: &StackSpec) -> Result<(Arc<dyn Layer>, Option<Node>), String> {
     let options = HostOptions { block_devices: spec.layers.iter().any(shows_devices), ..HostOptions::from(host) };
-    match Host::open(options) {
-        Ok(host) => Ok(Arc::new(host)),
-        Err(error) => {
-            Err(format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display()))
-        }
+    let opened = Host::open(options).map_err(|error| {
+        format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display())
+    })?;
+    let work = host.work.as_ref().map(|directory| {
+        opened.beside(directory).map_err(|error| match error.raw_os_error() {
+            Some(number) if number == Errno::EXDEV.raw() => {
+                format!("the work directory {} has to be on the same mount as {}", directory.display(), host.source.display())
+            }
+            _ => format!("cannot open the work directory {}: {error}; make it first", directory.display()),
+        })
+    });
+    let work = work.transpose()?;
+    Ok((Arc::new(opened), work))
+}
+
+/// Puts owners, modes and types from attributes over a layer that carries them, or is to.
+fn put_override_stat(spec: &OverrideStatSpec, below: Arc<dyn Layer>) -> Result<Arc<dyn Layer>, String> {
+    let asked = match spec.attribute {
+        OverrideAttribute::Carried => None,
+        OverrideAttribute::Privileged => Some(Attribute::Privileged),
+        OverrideAttribute::Containers => Some(Attribute::Containers),
+    };
+    let failed = |error: Errno| format!("owners and modes cannot be kept in extended attributes here: {error}");
+    match asked {
+        Some(attribute) => Ok(Arc::new(OverrideStat::new(below, attribute, true).map_err(failed)?)),
+        None => match override_stat::carried(&*below).map_err(failed)? {
+            Some(attribute) => Ok(Arc::new(OverrideStat::new(below, attribute, false).map_err(failed)?)),
+            None => Ok(below),
+        },
     }
+}
+
+fn shift(spec: &ShiftSpec) -> Result<Shift, String> {
+    let ranges = |key: &str, text: &Option<String>| match text {
+        Some(text) => text.parse().map_err(|error| format!("{key}: {error}")),
+        None => Ok(Ranges::default()),
+    };
+    let (uids, gids) = (ranges("uid", &spec.uid)?, ranges("gid", &spec.gid)?);
+    Ok(Shift { uids, gids, squash_uid: spec.squash_uid, squash_gid: spec.squash_gid })
 }
 
 /// The bytes of a device come from the leaf, so it has to know that they are wanted.
@@ -124,12 +177,16 @@ fn put(
             let filter = Arc::new(Readonly { keep_atime: context.mounter.is_root() });
             (Arc::new(Filtered::new(filter, below)), Handle::Fixed)
         }
+        LayerSpec::Shift(spec) => (Arc::new(Filtered::new(Arc::new(shift(spec)?), below)), Handle::Fixed),
+        LayerSpec::OverrideStat(spec) => (put_override_stat(spec, below)?, Handle::Fixed),
         LayerSpec::Throttle(throttle) => {
             let filter = Arc::new(Throttle::new(rates(throttle)?, Arc::clone(&context.clock), Arc::clone(&context.waiting)));
             (Arc::new(Filtered::new(Arc::clone(&filter), below)), Handle::Throttle(filter))
         }
         LayerSpec::Trace(trace) => (Arc::new(Trace::new(below, trace.level, Arc::clone(&context.clock))), Handle::Fixed),
-        LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Cage(_) => return Err("it can only be the lowest layer".into()),
+        LayerSpec::Host(_) | LayerSpec::Mem(_) | LayerSpec::Union(_) | LayerSpec::Cage(_) => {
+            return Err("it can only be the lowest layer".into());
+        }
     })
 }
 
@@ -144,6 +201,7 @@ fn put_cage(
             return Err("a cage cannot lie over symlinks=resolve: what is stored behind a link would be known by two identities".into());
         }
         Some(LayerSpec::Host(host)) => (host.source.to_string_lossy().into_owned(), storage_of(&host.source)?),
+        Some(LayerSpec::Union(_)) => ("union".to_owned(), Storage::Plain),
         _ => ("mem".to_owned(), Storage::Plain),
     };
     let cage = Cage::new(below, cage.options(context, name, storage)?, context)?;

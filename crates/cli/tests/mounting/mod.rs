@@ -10,7 +10,9 @@
 
 pub mod cages;
 pub mod images;
+pub mod overlays;
 pub mod status;
+pub mod unions;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;

@@ -10,7 +10,7 @@ use crate::{
 };
 use fusewire::{Directory, Header, Reply, abi};
 use nacre_vfs::{Coherence, DirEntry, DirSink, Errno, Invalidation, Kind, Node};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Position after `.`; beyond what file systems use (ext4 ends at 2^63 - 1, which no entry has).
 const AFTER_DOT: u64 = (1 << 63) - 16;
@@ -20,6 +20,10 @@ const AFTER_DOT_DOT: u64 = AFTER_DOT + 1;
 const READ: u32 = 4;
 /// `DT_UNKNOWN`.
 const UNKNOWN: u8 = 0;
+/// Entries with attributes that are worth a reply.
+const ENOUGH: usize = 16;
+/// How long they may take.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 impl Door {
     pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
@@ -63,6 +67,8 @@ impl Door {
             names: self.times().names(coherence),
             adoptions: Vec::new(),
             full: false,
+            begun: (attributes && offset == 0).then(Instant::now),
+            taken: 0,
         };
         let from = listing.dots(offset, own, parent);
         let listed = if listing.full { Ok(()) } else { self.layer.readdir(&caller(header), &node, from, attributes, &mut listing) };
@@ -100,6 +106,9 @@ struct Listing<'a, 'r, 'b> {
     /// Nodes that turned out to be known; the layer is told when its listing is over.
     adoptions: Vec<(Node, Node)>,
     full: bool,
+    /// When the first reply of a listing with attributes was begun.
+    begun: Option<Instant>,
+    taken: usize,
 }
 
 impl Listing<'_, '_, '_> {
@@ -118,6 +127,11 @@ impl Listing<'_, '_, '_> {
         0
     }
 
+    /// Whether the first reply is given as it is: inodes that have to be loaded keep whoever waits for the first name waiting.
+    fn is_late(&self) -> bool {
+        self.taken >= ENOUGH && self.begun.is_some_and(|begun| begun.elapsed() > PATIENCE)
+    }
+
     fn add(&mut self, entry: &abi::EntryOut, ino: u64, next: u64, d_type: u8, name: &[u8]) -> bool {
         if self.plus { self.directory.add_plus(entry, ino, next, d_type, name) } else { self.directory.add(ino, next, d_type, name) }
     }
@@ -134,9 +148,10 @@ impl Listing<'_, '_, '_> {
 impl DirSink for Listing<'_, '_, '_> {
     fn push(&mut self, entry: DirEntry<'_>) -> bool {
         let name = entry.name.bytes();
-        if !self.directory.fits(name.len(), self.plus) {
+        if !self.directory.fits(name.len(), self.plus) || self.is_late() {
             return false;
         }
+        self.taken += 1;
         let d_type = entry.kind.map_or(UNKNOWN, Kind::d_type);
         // Without attributes the name alone is given, and looked up when somebody wants it.
         let out = match &entry.entry {

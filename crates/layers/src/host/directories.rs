@@ -149,6 +149,13 @@ impl Directories {
         if node.is_resolved() { Ok(self.mounts.resolved_id(&stat::of_name(parent, name)?, &target)) } else { Ok(self.mounts.id(&target)) }
     }
 
+    /// Keeps the descriptor of a directory that no name leads to for as long as the node lives.
+    pub(super) fn pin(&self, node: &Arc<HostNode>, descriptor: OwnedFd) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        // Never entered into the rounds, so never evicted.
+        node.keep_descriptor(Arc::new(Held { descriptor, count: Arc::clone(&self.count) }));
+    }
+
     /// Enters a directory into the rounds and evicts others until the budget holds.
     fn admit(&self, node: &Arc<HostNode>) {
         let mut clock = self.clock.lock();

@@ -34,7 +34,7 @@ const BUFFER: usize = 64 << 10;
 /// The most listings that are kept between calls.
 const KEPT_MAX: usize = 16;
 
-/// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 µs then, and 1.6 µs where it has them.
+/// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 us then, and 1.6 us where it has them.
 const COLD: Duration = Duration::from_nanos(2_500);
 
 /// What is left in a buffer is handed out only as long as a native listing might do so.

@@ -126,7 +126,9 @@ impl Shared {
                 Err(error) => return Err(error),
             }
         }
-        rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno)
+        let rename = || rustix::fs::renameat_with(old.fd(), old_name, new.fd(), new_name, flags).map_err(errno);
+        // What it leaves behind is made by this call, and is nobody's but ours.
+        if flags.contains(rustix::fs::RenameFlags::WHITEOUT) { credentials::with_own_identity(rename)? } else { rename() }
     }
 }
 

@@ -229,8 +229,11 @@ fn layer(place: usize, mut table: toml::Table) -> Result<LayerSpec, SpecError> {
     let read = match empty {
         LayerSpec::Host(_) => typed(table, super::HostSpec::KEYS).map(LayerSpec::Host),
         LayerSpec::Mem(_) => typed(table, super::MemSpec::KEYS).map(LayerSpec::Mem),
+        LayerSpec::Union(_) => typed(table, super::UnionSpec::KEYS).map(LayerSpec::Union),
         LayerSpec::Remap(_) => typed(table, super::RemapSpec::KEYS).map(LayerSpec::Remap),
         LayerSpec::Readonly(_) => typed(table, super::ReadonlySpec::KEYS).map(LayerSpec::Readonly),
+        LayerSpec::Shift(_) => typed(table, super::ShiftSpec::KEYS).map(LayerSpec::Shift),
+        LayerSpec::OverrideStat(_) => typed(table, super::OverrideStatSpec::KEYS).map(LayerSpec::OverrideStat),
         LayerSpec::Throttle(_) => typed(table, super::ThrottleSpec::KEYS).map(LayerSpec::Throttle),
         LayerSpec::Trace(_) => typed(table, super::TraceSpec::KEYS).map(LayerSpec::Trace),
         LayerSpec::Cage(_) => typed(table, super::CageSpec::KEYS).map(LayerSpec::Cage),

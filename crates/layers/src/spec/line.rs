@@ -1,6 +1,7 @@
 //! The one-line form of a stack: `LAYER[:SETTING,...] | LAYER...`, from the bottom up.
 //!
-//! A setting is `key=value`, or `key` alone for a switch; the first setting of `host` may be the bare path. A backslash takes the next
+//! A setting is `key=value`, or `key` alone for a switch; the first setting of `host` may be the bare path, that of
+//! `union` the bare branches. A backslash takes the next
 //! character literally (needed before `,`, `|`, `\` and for blanks at either end of a value), `\xHH` is a byte. Colons and equals signs
 //! in values need no escape: the first colon ends the layer's name, the first equals sign the key.
 
@@ -123,6 +124,9 @@ fn layer(place: usize, words: Words) -> Result<LayerSpec, SpecError> {
 fn apply(layer: &mut LayerSpec, index: usize, setting: &[u8]) -> Result<(), SpecError> {
     if index == 0 && matches!(layer, LayerSpec::Host(_)) && !setting.starts_with(b"source=") {
         return layer.set("source", Some(setting));
+    }
+    if index == 0 && matches!(layer, LayerSpec::Union(_)) && matches!(setting.first(), Some(b'/' | b'.' | b'{')) {
+        return layer.set("branch", Some(setting));
     }
     if setting.is_empty() {
         return Err(SpecError("an empty setting; remove the stray comma or colon".to_owned()));

@@ -87,6 +87,43 @@ fn mistakes_are_named_with_what_is_allowed() {
 }
 
 #[test]
+fn branches_are_directories_or_stacks() {
+    let spec =
+        line("union:/a:{host:/b\\,ioctl \\| remap:perms=a-w\\,force-user=5}:/c\\\\:d=nc,option=create=mfs,coherence=exclusive | readonly");
+    let LayerSpec::Union(union) = &spec.layers[0] else { panic!("{spec}") };
+    let names: Vec<_> = union.branch.0.iter().map(BranchSpec::name).collect();
+    assert_eq!(names, [PathBuf::from("/a"), "/b".into(), "/c:d".into()]);
+    let modes: Vec<_> = union.branch.0.iter().map(|branch| branch.mode.to_string()).collect();
+    assert_eq!(modes, ["rw", "ro", "nc"]);
+    let BranchSource::Stack(stack) = &union.branch.0[1].source else { panic!("{spec}") };
+    assert_eq!(stack.to_line(), "host:/b,ioctl | remap:force-user=5,perms=a-w");
+    assert_eq!(spec.directories(), [Path::new("/a"), Path::new("/b"), Path::new("/c:d")]);
+    // A plain directory is kept in step as the union says, a stack as it says itself.
+    assert_eq!(union.branch.0[0].stack(union).to_line(), "host:/a,coherence=exclusive");
+    assert_eq!(union.branch.0[1].stack(union), *stack);
+    let toml = "[[layer]]\ntype = \"union\"\nbranch = [\"/a\", \"/b:/c=rw\"]\noption = [\"create=ff\"]\n";
+    assert_eq!(StackSpec::from_toml(toml).unwrap(), line("union:/a=rw:/b=ro:/c=rw,option=create=ff"));
+    for (text, part) in [
+        ("union", "\"branch\" is missing"),
+        ("union:/a=rx", "\"rx\" is no branch attribute"),
+        ("union:/a,option=colour", "no word \"colour\" of unions"),
+        ("union:/a,option=br:/b", "branches are settings of their own"),
+        ("union:/a,option=udba=none", "udba and acl are not for here"),
+        ("union:/a,create=mfs", "unknown key \"create\""),
+        ("union:{mem", "has to end with }"),
+        ("union:{mem}x", "only =ATTRIBUTES may follow"),
+        ("union:{mem \\| cage:size=1G}", "a cage cannot lie below a union"),
+        ("mem | union:/a", "only be the lowest"),
+    ] {
+        let error = refusal(text);
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    let bytes = line("union:/\\xff=rw");
+    assert!(bytes.to_toml().unwrap_err().to_string().contains("UTF-8"));
+    assert_eq!(StackSpec::from_line(bytes.to_line().as_bytes()), Ok(bytes));
+}
+
+#[test]
 fn toml_says_the_same() {
     let toml = r#"
         [[layer]]
@@ -118,7 +155,7 @@ fn toml_mistakes_are_named() {
     for (body, parts) in [
         ("type = \"remap\"\ncolour = \"red\"", &["layer 2 (remap)", "\"colour\"", "force-user", "hide"][..]),
         ("perms = \"a+r\"", &["layer 2", "type"]),
-        ("type = \"union\"", &["layer 2", "\"union\"", "throttle"]),
+        ("type = \"onion\"", &["layer 2", "\"onion\"", "throttle"]),
         ("type = 5", &["layer 2", "type", "5"]),
         ("type = \"remap\"\nchmod = \"never\"", &["layer 2 (remap)", "never", "ignore"]),
         ("type = \"remap\"\nhide = \"*.o\"", &["layer 2 (remap)", "sequence"]),
@@ -163,7 +200,7 @@ fn examples(document: &str) -> usize {
 
 #[test]
 fn the_examples_of_the_documents_are_right() {
-    assert_eq!(examples(include_str!("../../../../docs/stack.md")), 9);
+    assert_eq!(examples(include_str!("../../../../docs/stack.md")), 12);
     assert_eq!(examples(include_str!("../../../../docs/remap.md")), 2);
 }
 
@@ -171,7 +208,7 @@ fn the_examples_of_the_documents_are_right() {
 fn the_document_names_every_key() {
     let document = include_str!("../../../../docs/stack.md");
     let remap = include_str!("../../../../docs/remap.md");
-    for key in [HostSpec::KEYS, ThrottleSpec::KEYS, TraceSpec::KEYS].concat() {
+    for key in [HostSpec::KEYS, ShiftSpec::KEYS, OverrideStatSpec::KEYS, ThrottleSpec::KEYS, TraceSpec::KEYS].concat() {
         assert!(document.contains(&format!("`{key}`")), "{key} is missing in docs/stack.md");
     }
     for key in RemapSpec::KEYS {
@@ -220,11 +257,27 @@ fn leaf() -> impl Strategy<Value = LayerSpec> {
     ]
 }
 
+/// Branches: directories and stacks.
+fn union() -> impl Strategy<Value = LayerSpec> {
+    let mode = prop::sample::select(vec!["rw", "ro", "ro+wh", "rr+wh", "nc+minfree=4096", "rw+icexsec+icexusr"]);
+    let stack = filter().prop_map(|filter| StackSpec { layers: vec![LayerSpec::Mem(MemSpec {}), filter] });
+    let branch = prop_oneof![source().prop_map(BranchSource::Directory), stack.prop_map(BranchSource::Stack)];
+    let branch = (branch, mode).prop_map(|(source, mode)| BranchSpec { source, mode: mode.parse().unwrap() });
+    let option = prop::collection::vec(prop::sample::select(vec!["create=mfs:30", "sum", "route={a,b}=ff", "dirren=copy:5"]), 0..3);
+    (prop::collection::vec(branch, 1..4), option).prop_map(|(branches, option)| {
+        let option = option.into_iter().map(str::to_owned).collect();
+        LayerSpec::Union(Box::new(UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive }))
+    })
+}
+
 fn filter() -> impl Strategy<Value = LayerSpec> {
     prop_oneof![
         remaps().prop_map(|remap| LayerSpec::Remap(Box::new(remap))),
         Just(LayerSpec::Readonly(ReadonlySpec {})),
         Just(LayerSpec::Trace(TraceSpec { level: TraceLevel::All })),
+        (prop::option::of(value()), prop::option::of(any::<u32>()))
+            .prop_map(|(uid, squash_gid)| { LayerSpec::Shift(ShiftSpec { uid, squash_gid, ..ShiftSpec::default() }) }),
+        Just(LayerSpec::OverrideStat(OverrideStatSpec { attribute: OverrideAttribute::Containers })),
         (prop::option::of(value()), prop::option::of(value()))
             .prop_map(|(read_rate, write_rate)| LayerSpec::Throttle(ThrottleSpec { read_rate, write_rate })),
     ]
@@ -232,7 +285,7 @@ fn filter() -> impl Strategy<Value = LayerSpec> {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_again(leaf in leaf(), filters in prop::collection::vec(filter(), 0..4)) {
+    fn what_is_printed_is_read_again(leaf in prop_oneof![leaf(), union()], filters in prop::collection::vec(filter(), 0..4)) {
         let spec = StackSpec { layers: std::iter::once(leaf).chain(filters).collect() };
         let text = spec.to_line();
         prop_assert_eq!(StackSpec::from_line(text.as_bytes()), Ok(spec.clone()), "{}", text);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::remap::tests::context;
+use crate::spec::BranchSpec;
 use nacre_vfs::{Caller, Errno, Name, OpenFlags};
 
 fn spec(line: &str) -> StackSpec {
@@ -81,4 +82,48 @@ fn host_and_filters_work_together() {
     let root = stack.layer.root().unwrap().node;
     let found = stack.layer.lookup(&Caller::ROOT, &root, Name::new(b"f").unwrap()).unwrap();
     assert_eq!((found.attr.uid, found.attr.mode, found.attr.size), (4_294_967_294, 0o444, 7));
+}
+
+fn branch(text: String) -> BranchSpec {
+    BranchSpec::parse(text.as_bytes(), nacre_union::BranchMode::ro()).unwrap()
+}
+
+#[test]
+fn branches_of_a_union_change_while_it_serves() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = |name: &str| {
+        let path = place.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        path.display().to_string()
+    };
+    let (a, b, c) = (directory("a"), directory("b"), directory("c"));
+    std::fs::write(format!("{c}/file"), "c").unwrap();
+    let stack = built(&format!("union:{a}=rw:{b}=ro | trace"));
+    let seen = |stack: &Stack| {
+        let root = stack.layer.root().unwrap().node;
+        stack.layer.lookup(&Caller::ROOT, &root, Name::new(b"file").unwrap()).is_ok()
+    };
+    assert!(!seen(&stack));
+    assert_eq!(stack.add_branch(branch(format!("{c}=rw")), 1, &context(0)), Ok(vec![]));
+    assert!(seen(&stack));
+    assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={c}=rw,branch={b}=ro | trace"));
+    // What reloads compare with has followed.
+    stack.reload(&stack.spec(), &context(0)).unwrap();
+    // A branch that is written is ours alone, until it is not written any more.
+    let taken = |line: String| build(&spec(&line), &context(0)).map(drop).map_err(|error| error.to_string());
+    assert!(taken(format!("union:{c}=rw")).unwrap_err().contains("is written by another union"));
+    assert_eq!(taken(format!("union:{c}=ro+wh")), Ok(()));
+    assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap()), Ok(vec![]));
+    assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
+    let other = built(&format!("union:{c}=rw"));
+    assert!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().busy);
+    drop(other);
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()), Ok(vec![]));
+    assert_eq!(stack.remove_branch(1, false), Ok(()));
+    assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
+    assert!(!seen(&stack));
+    assert!(stack.remove_branch(7, false).unwrap_err().what.contains("no such branch"));
+    assert!(stack.add_branch(branch(format!("{c}/missing")), 0, &context(0)).unwrap_err().what.contains("missing"));
+    assert_eq!(stack.spec().to_line(), format!("union:branch={a}=rw,branch={b}=ro | trace"));
+    assert!(built("mem").add_branch(branch(c), 0, &context(0)).unwrap_err().what.contains("no union"));
 }

@@ -19,6 +19,8 @@ pub const INVISIBLE: &[&str] = &[
     "remap:hide=never-used-name-*",
     "remap:uid-offset=10 | remap:uid-offset=-10",
     "remap:gid-offset=-0 | trace | remap | trace",
+    "shift:uid=0:1000:4294966295:4294966295:0:1000 | shift:uid=1000:0:4294966295:0:4294966295:1000",
+    "override-stat:attribute=privileged | trace",
     "cage:size=1000G",
     "cage:size=1000G,inodes=1000000,when-full=drop-oldest | trace | cage:inodes=1000000",
 ];

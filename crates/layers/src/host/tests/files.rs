@@ -341,3 +341,22 @@ fn access_is_what_the_storage_says() {
     fs::remove_file(door.path("file")).unwrap();
     assert_eq!(door.host.access(&Caller::ROOT, &node, 4), Err(Errno::ESTALE));
 }
+
+#[test]
+fn what_is_built_beside_the_source_is_renamed_into_it() {
+    let door = Door::new();
+    let beside = TempDir::new().unwrap();
+    let work = door.host.beside(beside.path()).unwrap();
+    let made = door.host.mkdir(&Caller::ROOT, &work, name(b"d"), 0o755).unwrap();
+    let (_, file) = door.host.create(&Caller::ROOT, &made.node, name(b"f"), 0o644, OpenFlags::WRITE).unwrap();
+    assert_eq!(file.write(b"content", 0), Ok(7));
+    assert_eq!(door.host.path(&made.node), None, "no name of the source leads there");
+    door.host.rename(&Caller::ROOT, &work, name(b"d"), &door.root(), name(b"here"), RenameFlags(0)).unwrap();
+    assert_eq!(std::fs::read(door.path("here/f")).unwrap(), b"content");
+    let found = door.find("here").unwrap();
+    door.host.adopt(&made.node, &found.node);
+    assert_eq!(door.host.path(&made.node).as_deref(), Some(&b"here"[..]));
+    assert_eq!(door.host.beside(&beside.path().join("missing")).unwrap_err().raw_os_error(), Some(2));
+    // Nothing can be renamed from another file system.
+    assert_eq!(door.host.beside(Path::new("/proc/self")).unwrap_err().raw_os_error(), Some(18));
+}

@@ -1,0 +1,363 @@
+//! The commands of unions, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out.
+
+use super::plan;
+use crate::{
+    commands::{self, Order, View},
+    failure::Failure,
+    options::{Form, Opt, Row},
+    words::Unknown,
+};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use nacre_layers::spec::BranchSpec;
+use nacre_union::BranchMode;
+use serde::{Deserialize, Serialize};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+
+/// What to do with unions that there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnionOrder {
+    /// Show branches.
+    List {
+        /// How.
+        view: View,
+        /// Of which mounts; empty: all.
+        mountpoints: Vec<PathBuf>,
+    },
+    /// Say on which branch files are.
+    Where {
+        /// As JSON.
+        json: bool,
+        /// All branches, not only the one that shows the file.
+        all: bool,
+        /// Which files.
+        paths: Vec<PathBuf>,
+    },
+    /// Say what a policy would choose, and why.
+    Explain {
+        /// As JSON.
+        json: bool,
+        /// What would be made is a directory.
+        directory: bool,
+        /// For which file.
+        path: PathBuf,
+    },
+    /// Look for what a crash left behind.
+    Check {
+        /// As JSON.
+        json: bool,
+        /// Put it right.
+        repair: bool,
+        /// A mount point, or branches.
+        what: OsString,
+    },
+    /// Add a branch.
+    Add {
+        /// To which mount.
+        mountpoint: PathBuf,
+        /// The branch.
+        branch: BranchSpec,
+        /// Where.
+        place: Place,
+    },
+    /// Take a branch out.
+    Remove {
+        /// Of which mount.
+        mountpoint: PathBuf,
+        /// Which.
+        branch: PathBuf,
+        /// Also while files on it are open.
+        force: bool,
+    },
+    /// Give a branch other attributes.
+    Modify {
+        /// Of which mount.
+        mountpoint: PathBuf,
+        /// Which.
+        branch: PathBuf,
+        /// The attributes.
+        mode: BranchMode,
+    },
+    /// Move files to another branch.
+    Move {
+        /// To a higher one.
+        up: bool,
+        /// Which.
+        paths: Vec<PathBuf>,
+    },
+    /// Something about tiers.
+    Tier {
+        /// Of which mount.
+        mountpoint: PathBuf,
+        /// As JSON.
+        json: bool,
+        /// What.
+        what: TierOrder,
+    },
+    /// Move everything off a branch.
+    Drain {
+        /// Of which mount.
+        mountpoint: PathBuf,
+        /// Which.
+        branch: PathBuf,
+        /// What of it.
+        how: DrainHow,
+    },
+}
+
+/// Where a branch is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// Above all others.
+    Top,
+    /// Below all others.
+    Bottom,
+    /// There, counted from the top from 1 on.
+    At(usize),
+}
+
+/// What is asked about tiers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TierOrder {
+    /// How they are.
+    Status,
+    /// Other rules, all of them.
+    Rules(String),
+    /// A look at all files now.
+    Run {
+        /// Only say what would be done.
+        dry: bool,
+    },
+}
+
+/// What is to be done about a drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainHow {
+    /// Start it and wait for its end.
+    Wait,
+    /// Start it.
+    Start,
+    /// Stop it.
+    Stop,
+}
+
+/// The command line of `nacre union`.
+pub fn command() -> Command {
+    let words = "Words of unions (create=mfs, udba=notify, whiteout=xattr, ...: docs/union.md) and of the mount: ro, nodev, noatime, fsname=NAME, ... (may be repeated)";
+    let options = commands::options(shown).into_iter().map(|arg| if arg.get_id() == "-o" { arg.help(words) } else { arg });
+    Command::new("union")
+        .about("Show several directories as one: a writable one over read-only ones, or a pool of disks")
+        .after_help(
+            "Examples:\n  nacre union /upper=rw:/lower=ro /mnt/both\n  nacre union /ssd:/disk1:/disk2 /mnt/pool -o create=mfs,cpup=bu\n  nacre union /disk1:/disk2 /mnt/pool -o category.create=epmfs,minfreespace=4G\n  nacre union -o lowerdir=/layer2:/layer1,upperdir=/changes /mnt/merged\n  nacre umount /mnt/both\n\nBranches are written from the top. Attributes: rw, ro, rr, nc, each with +wh, +minfree=SIZE, ... The first branch is rw and all others are ro where nothing is said; with mergerfs' words (category.create=) all are rw. A backslash takes the next character of a path literally (\\:, \\=).",
+        )
+        .args_conflicts_with_subcommands(true)
+        .subcommand_negates_reqs(true)
+        .disable_help_subcommand(true)
+        .arg(commands::path("BRANCHES", "The branches, from the top: PATH[=ATTRIBUTES][:PATH[=ATTRIBUTES]]..."))
+        .arg(commands::path("MOUNTPOINT", "Where to show them: an existing directory").required(false))
+        // Only so that too many paths are told as such.
+        .arg(commands::path("MORE", "").required(false).num_args(0..).action(ArgAction::Append).hide(true))
+        .args(options)
+        .subcommand(list())
+        .subcommand(location())
+        .subcommand(explain())
+        .subcommand(check())
+        .subcommand(add())
+        .subcommand(del())
+        .subcommand(modify())
+        .subcommand(drain())
+        .subcommand(tier())
+        .subcommand(mover("mvup", "Move files to a higher branch", "nacre union mvup /mnt/pool/hot.db"))
+        .subcommand(mover("mvdown", "Move files to a lower branch", "nacre union mvdown /mnt/pool/old.iso"))
+}
+
+fn tier() -> Command {
+    Command::new("tier")
+        .about("Show or change what is kept on which tier: the branches with +tier, the fastest on top")
+        .after_help("Examples:\n  nacre union /ssd=rw+tier:/disk=rw+tier /mnt/pool -o tier.high=90,tier.low=70\n  nacre union tier /mnt/pool\n  nacre union tier /mnt/pool high=90,low=70,age=30d,keep=*.db\n  nacre union tier --dry-run /mnt/pool\n  nacre union tier --run /mnt/pool\n\nRULES are all rules from then on: high, low (percent), age, heat, min, max, keep, hot, cold, rate, every, scan.")
+        .arg(json())
+        .arg(commands::path("MOUNTPOINT", "Of which union"))
+        .arg(Arg::new("RULES").required(false).conflicts_with_all(["run", "dry-run"]).help("WORD=VALUE,...: these rules in place of the present ones"))
+        .arg(flag("run", None, "Look at all files now and move what has to go").conflicts_with("dry-run"))
+        .arg(flag("dry-run", Some('n'), "Say what would be moved, and why"))
+}
+
+fn mover(name: &'static str, about: &'static str, example: &'static str) -> Command {
+    Command::new(name)
+        .about(about)
+        .after_help(format!("Examples:\n  {example}\n\nIt can be used meanwhile; one that is open for writing stays where it is."))
+        .arg(commands::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
+}
+
+fn list() -> Command {
+    commands::view_arguments(Command::new("list"))
+        .about("List the branches of unions: attributes, space, open files")
+        .after_help("Examples:\n  nacre union list\n  nacre union list /mnt/pool\n  nacre union list -H -p -o branch,mode,free /mnt/pool")
+        .arg(commands::path("MOUNTPOINT", "Of which unions [default: all]").required(false).num_args(0..).action(ArgAction::Append))
+}
+
+fn location() -> Command {
+    Command::new("where")
+        .about("Print where files really are: their paths on the branches that show them")
+        .after_help("Examples:\n  nacre union where /mnt/pool/movie.mkv\n  nacre union where --all /mnt/pool/etc/fstab\n  rm \"$(nacre union where /mnt/pool/big)\"")
+        .arg(json())
+        .arg(flag("all", Some('a'), "All branches that have something there, with what it is"))
+        .arg(commands::path("PATH", "Which files of unions").num_args(1..).action(ArgAction::Append))
+}
+
+fn explain() -> Command {
+    Command::new("explain")
+        .about("Say where a file would be created, or changed, and why")
+        .after_help("Examples:\n  nacre union explain /mnt/pool/new.iso\n  nacre union explain --directory /mnt/pool/photos/2026")
+        .arg(json())
+        .arg(flag("directory", Some('d'), "What would be created is a directory"))
+        .arg(commands::path("PATH", "Which file of a union: one that is there, or not yet"))
+}
+
+fn check() -> Command {
+    Command::new("check")
+        .about("Look for what a crash has left behind on the branches of a union")
+        .after_help("Examples:\n  nacre union check /mnt/pool\n  nacre union check --repair /mnt/pool\n  nacre union check /upper=rw:/lower=ro\n\nNothing that is found hides or shows a wrong file. The exit code is 1 where something is found and not put right.")
+        .arg(json())
+        .arg(flag("repair", None, "Put right what is found"))
+        .arg(commands::path("WHAT", "A mount point, or the branches of a union that is not mounted"))
+}
+
+fn add() -> Command {
+    Command::new("add")
+        .about("Add a branch to a mounted union")
+        .after_help("Examples:\n  nacre union add /mnt/pool /disk3=rw\n  nacre union add --top /mnt/both /changes=rw\n  nacre union add --position 2 /mnt/both /more=ro+wh\n\nWithout attributes the branch is ro.")
+        .arg(commands::path("MOUNTPOINT", "To which union"))
+        .arg(commands::path("BRANCH", "PATH[=ATTRIBUTES]"))
+        .arg(flag("top", None, "Above all others").conflicts_with_all(["bottom", "position"]))
+        .arg(flag("bottom", None, "Below all others (the default)").conflicts_with("position"))
+        .arg(
+            Arg::new("position")
+                .long("position")
+                .value_name("N")
+                .value_parser(value_parser!(u8).range(1..))
+                .help("As the Nth from the top"),
+        )
+}
+
+fn del() -> Command {
+    Command::new("del")
+        .about("Take a branch out of a mounted union; its files stay on it")
+        .after_help("Examples:\n  nacre union del /mnt/pool /disk1\n\n`nacre union drain` moves its files to the others first.")
+        .arg(commands::path("MOUNTPOINT", "Of which union"))
+        .arg(commands::path("BRANCH", "Its path"))
+        .arg(flag("force", None, "Also while files on it are open; they can be used until they are closed"))
+}
+
+fn modify() -> Command {
+    Command::new("mod")
+        .about("Give a branch of a mounted union other attributes")
+        .after_help("Examples:\n  nacre union mod /mnt/both /upper=ro+wh\n  nacre union mod /mnt/pool /disk1=nc+minfree=10G")
+        .arg(commands::path("MOUNTPOINT", "Of which union"))
+        .arg(commands::path("BRANCH", "PATH=ATTRIBUTES"))
+}
+
+fn drain() -> Command {
+    Command::new("drain")
+        .about("Move all files off a branch of a mounted union to the others, while they are used")
+        .after_help("Examples:\n  nacre union drain /mnt/pool /disk1 && nacre union del /mnt/pool /disk1\n  nacre union drain --no-wait /mnt/pool /disk1\n  nacre union drain --stop /mnt/pool /disk1\n\nNothing new is put on the branch from then on. Interrupting the command does not stop the move.")
+        .arg(commands::path("MOUNTPOINT", "Of which union"))
+        .arg(commands::path("BRANCH", "Its path"))
+        .arg(flag("no-wait", None, "Return at once").conflicts_with("stop"))
+        .arg(flag("stop", None, "Stop a move that is under way"))
+}
+
+fn json() -> Arg {
+    flag("json", None, "Everything, as JSON")
+}
+
+fn flag(name: &'static str, letter: Option<char>, help: &'static str) -> Arg {
+    let arg = Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    if let Some(letter) = letter { arg.short(letter) } else { arg }
+}
+
+/// The options in the help of `nacre union`.
+fn shown(row: &Row) -> bool {
+    row.form != Form::Word && plan::takes(row.id)
+}
+
+/// Reads what `clap` has matched.
+///
+/// # Errors
+/// A value that does not fit, or options that cannot go together.
+pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+    match matches.subcommand() {
+        None => {
+            let (words, options) = commands::raw(matches).into_iter().partition::<Vec<_>, _>(|given| given.option == Opt::Words);
+            let texts: Vec<OsString> = words.into_iter().map(|given| given.value).collect();
+            let positionals =
+                ["BRANCHES", "MOUNTPOINT", "MORE"].into_iter().flat_map(|name| matches.get_many::<OsString>(name)).flatten().cloned();
+            Ok(Order::Mount(plan::union("nacre", options, plan::told(&texts, Unknown::Refuse)?, positionals.collect())?))
+        }
+        Some((verb, matches)) => verb_order(verb, matches).map(Order::Union),
+    }
+}
+
+fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionOrder, Failure> {
+    let many = |name: &str| matches.get_many::<OsString>(name).into_iter().flatten().map(PathBuf::from).collect();
+    let mountpoint = || PathBuf::from(commands::one(matches, "MOUNTPOINT"));
+    let branch = || PathBuf::from(commands::one(matches, "BRANCH"));
+    Ok(match verb {
+        "list" => UnionOrder::List { view: commands::view(matches), mountpoints: many("MOUNTPOINT") },
+        "where" => UnionOrder::Where { json: matches.get_flag("json"), all: matches.get_flag("all"), paths: many("PATH") },
+        "explain" => UnionOrder::Explain {
+            json: matches.get_flag("json"),
+            directory: matches.get_flag("directory"),
+            path: PathBuf::from(commands::one(matches, "PATH")),
+        },
+        "check" => {
+            UnionOrder::Check { json: matches.get_flag("json"), repair: matches.get_flag("repair"), what: commands::one(matches, "WHAT") }
+        }
+        "add" => {
+            let place = match matches.get_one::<u8>("position") {
+                Some(place) => Place::At(usize::from(*place)),
+                None if matches.get_flag("top") => Place::Top,
+                None => Place::Bottom,
+            };
+            let branch = spec(&commands::one(matches, "BRANCH"), BranchMode::ro())?;
+            UnionOrder::Add { mountpoint: mountpoint(), branch, place }
+        }
+        "del" => UnionOrder::Remove { mountpoint: mountpoint(), branch: branch(), force: matches.get_flag("force") },
+        "mod" => {
+            let text = commands::one(matches, "BRANCH");
+            let given = spec(&text, BranchMode::ro())?;
+            if spec(&text, BranchMode::rw())? != given {
+                return Err(
+                    Failure::usage("BRANCH has no attributes: which shall it have?").next("as in `nacre union mod /mnt /disk=ro+wh`")
+                );
+            }
+            UnionOrder::Modify { mountpoint: mountpoint(), branch: given.name(), mode: given.mode }
+        }
+        "mvup" | "mvdown" => UnionOrder::Move { up: verb == "mvup", paths: many("PATH") },
+        "tier" => {
+            let what = match (matches.get_one::<String>("RULES"), matches.get_flag("run"), matches.get_flag("dry-run")) {
+                (Some(rules), ..) => TierOrder::Rules(rules.clone()),
+                (None, false, false) => TierOrder::Status,
+                (None, _, dry) => TierOrder::Run { dry },
+            };
+            UnionOrder::Tier { mountpoint: mountpoint(), json: matches.get_flag("json"), what }
+        }
+        "drain" => {
+            let how = match (matches.get_flag("no-wait"), matches.get_flag("stop")) {
+                (_, true) => DrainHow::Stop,
+                (true, _) => DrainHow::Start,
+                _ => DrainHow::Wait,
+            };
+            UnionOrder::Drain { mountpoint: mountpoint(), branch: branch(), how }
+        }
+        other => return Err(Failure::usage(format!("unknown command {other}"))),
+    })
+}
+
+fn spec(text: &OsStr, default: BranchMode) -> Result<BranchSpec, Failure> {
+    BranchSpec::parse(text.as_bytes(), default).map_err(|error| Failure::usage(format!("BRANCH: {error}")))
+}

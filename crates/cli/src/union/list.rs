@@ -1,0 +1,125 @@
+//! `nacre union list`: branches as a table, for scripts, or as JSON. Pure.
+
+use super::report::BranchReport;
+use crate::{
+    columns::{self, Align},
+    commands::View,
+    failure::Failure,
+};
+use nacre_layers::size::Size;
+
+/// A column: its name, its heading, how it stands, and its cell.
+struct Column {
+    name: &'static str,
+    heading: &'static str,
+    align: Align,
+    cell: fn(&BranchReport, bool) -> String,
+}
+
+const fn left(name: &'static str, heading: &'static str, cell: fn(&BranchReport, bool) -> String) -> Column {
+    Column { name, heading, align: Align::Left, cell }
+}
+
+const fn right(name: &'static str, heading: &'static str, cell: fn(&BranchReport, bool) -> String) -> Column {
+    Column { name, heading, align: Align::Right, cell }
+}
+
+const COLUMNS: &[Column] = &[
+    left("mountpoint", "MOUNTPOINT", |branch, _| branch.mountpoint.clone()),
+    right("place", "PLACE", |branch, _| branch.place.to_string()),
+    left("branch", "BRANCH", |branch, _| branch.branch.clone()),
+    left("mode", "MODE", |branch, _| branch.mode.clone()),
+    right("size", "SIZE", |branch, exact| bytes(branch.size, exact)),
+    right("used", "USED", |branch, exact| bytes(branch.used, exact)),
+    right("free", "FREE", |branch, exact| bytes(branch.free, exact)),
+    right("use%", "USE%", |branch, exact| match branch.percent() {
+        Some(percent) if exact => percent.to_string(),
+        Some(percent) => format!("{percent}%"),
+        None => "-".to_owned(),
+    }),
+    right("open-files", "OPEN", |branch, _| branch.open_files.to_string()),
+    left("state", "STATE", |branch, _| branch.state.clone()),
+];
+
+fn bytes(bytes: Option<u64>, exact: bool) -> String {
+    match bytes {
+        None => "-".to_owned(),
+        Some(bytes) if exact => bytes.to_string(),
+        Some(bytes) => Size::new(bytes).short(),
+    }
+}
+
+/// The text to print.
+///
+/// # Errors
+/// A column that does not exist.
+pub fn text(branches: &[BranchReport], view: &View, bold: bool) -> Result<String, Failure> {
+    let chosen = choose(view)?;
+    if view.json {
+        return super::run::json(&branches);
+    }
+    let row = |branch: &BranchReport| chosen.iter().map(|column| (column.cell)(branch, view.exact)).collect();
+    let rows: Vec<Vec<String>> = branches.iter().map(row).collect();
+    if view.scripted {
+        return Ok(columns::scripted(&rows));
+    }
+    if branches.is_empty() {
+        return Ok("no unions\n".to_owned());
+    }
+    let headings: Vec<(&str, Align)> = chosen.iter().map(|column| (column.heading, column.align)).collect();
+    Ok(columns::aligned(&headings, &rows, bold))
+}
+
+/// The branches of one mount, for people.
+pub fn within(branches: &[BranchReport], exact: bool) -> String {
+    let chosen = || COLUMNS.iter().filter(|column| column.name != "mountpoint");
+    let row = |branch: &BranchReport| chosen().map(|column| (column.cell)(branch, exact)).collect();
+    let headings: Vec<(&str, Align)> = chosen().map(|column| (column.heading, column.align)).collect();
+    columns::aligned(&headings, &branches.iter().map(row).collect::<Vec<_>>(), false)
+}
+
+fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
+    let find = |name: &str| {
+        let unknown = || {
+            let names: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+            Failure::usage(format!("there is no column \"{name}\"")).next(format!("there are: {}", names.join(", ")))
+        };
+        COLUMNS.iter().find(|column| column.name == name).ok_or_else(unknown)
+    };
+    match &view.columns {
+        Some(names) if !names.iter().any(|name| name == "all") => names.iter().map(|name| find(name)).collect(),
+        _ => Ok(COLUMNS.iter().collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn branch() -> BranchReport {
+        BranchReport {
+            mountpoint: "/m".to_owned(),
+            place: 1,
+            branch: "/ssd".to_owned(),
+            mode: "rw".to_owned(),
+            state: "active".to_owned(),
+            size: Some(10 << 30),
+            used: Some(5 << 30),
+            free: Some(5 << 30),
+            open_files: 3,
+        }
+    }
+
+    #[test]
+    fn people_get_headings_and_scripts_exact_numbers() {
+        let told = text(&[branch()], &View::default(), false).unwrap();
+        let words: Vec<&str> = told.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["/m", "1", "/ssd", "rw", "10G", "5G", "5G", "50%", "3", "active"]);
+        let columns = Some(vec!["branch".to_owned(), "free".to_owned(), "use%".to_owned()]);
+        let view = View { scripted: true, exact: true, columns, ..View::default() };
+        assert_eq!(text(&[branch()], &view, false).unwrap(), "/ssd\t5368709120\t50\n");
+        let wrong = View { columns: Some(vec!["colour".to_owned()]), ..View::default() };
+        assert!(text(&[branch()], &wrong, false).unwrap_err().next.contains("open-files"));
+        assert_eq!(text(&[], &View::default(), false).unwrap(), "no unions\n");
+    }
+}

@@ -1,0 +1,190 @@
+//! Whether a union can stand where it is asked for: branches that are directories, not within each other, and apart from the mount point.
+//!
+//! Called before anything is mounted, for `nacre union` and for every stack with a union in it.
+
+use crate::{
+    failure::{Exit, Failure},
+    report::path_text,
+};
+use nacre_layers::spec::{BranchSource, BranchSpec, LayerSpec, StackSpec};
+use nacre_union::{BRANCHES_MAX, check_overlap, escape_path};
+use std::{
+    fs, io,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+/// How long the first column of the mount table may be: the kernel takes a page, and half of it in one word of options.
+const NAME_MAX: usize = 2000;
+
+/// Refuses a stack whose unions could not stand at this place. The mount point is resolved.
+///
+/// # Errors
+/// A branch that is missing or no directory, or that lies in another, around the mount point, or below it.
+pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
+    for layer in &spec.layers {
+        if let LayerSpec::Union(union) = layer {
+            let branches = union.branch.0.iter().flat_map(BranchSpec::directories).map(branch).collect::<Result<Vec<_>, _>>()?;
+            apart(&branches, mountpoint)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts all directories that match in the place of each branch that is a pattern (`/mnt/disk*`), in the order of their names, as mergerfs does. A
+/// directory that has such a name itself is meant as it is; what matches nothing stays, and is told as missing.
+pub fn expand(spec: &mut StackSpec) {
+    for layer in &mut spec.layers {
+        if let LayerSpec::Union(union) = layer {
+            let branches = std::mem::take(&mut union.branch.0);
+            union.branch.0 = branches.into_iter().flat_map(matching).collect();
+        }
+    }
+}
+
+fn matching(branch: BranchSpec) -> Vec<BranchSpec> {
+    let is_pattern = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b'*' | b'?' | b'['));
+    let BranchSource::Directory(pattern) = &branch.source else { return vec![branch] };
+    if !is_pattern(pattern) || fs::symlink_metadata(pattern).is_ok() {
+        return vec![branch];
+    }
+    let mut found = vec![PathBuf::new()];
+    for part in pattern.components() {
+        let part = Path::new(part.as_os_str());
+        found = match is_pattern(part) {
+            false => found.into_iter().map(|place| place.join(part)).collect(),
+            true => found.iter().flat_map(|place| named(place, part.as_os_str().as_bytes())).collect(),
+        };
+    }
+    found.retain(|place| place.is_dir());
+    match found.is_empty() {
+        true => vec![branch],
+        false => found.into_iter().map(|place| BranchSpec::directory(place, branch.mode.clone())).collect(),
+    }
+}
+
+/// What a directory has that matches, sorted; names with a dot in front only where the pattern has one.
+fn named(directory: &Path, pattern: &[u8]) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let fits = |name: &std::ffi::OsString| {
+        let name = name.as_bytes();
+        (pattern.starts_with(b".") || !name.starts_with(b".")) && fast_glob::glob_match(pattern, name)
+    };
+    let mut names: Vec<_> = entries.filter(fits).collect();
+    names.sort();
+    names.into_iter().map(|name| directory.join(name)).collect()
+}
+
+/// A directory of a branch, resolved.
+///
+/// # Errors
+/// A path that leads nowhere, or to something else than a directory.
+pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
+    let text = path_text(named);
+    let failed = |error: io::Error| Failure::io("cannot use the branch", &text, &error);
+    let real = fs::canonicalize(named).map_err(|error| {
+        let gone = error.kind() == io::ErrorKind::NotFound;
+        let failure = failed(error);
+        if gone { failure.next("make it first: branches are directories that are there") } else { failure }
+    })?;
+    let data = fs::metadata(&real).map_err(failed)?;
+    if data.is_dir() { Ok(real) } else { Err(Failure::new(format!("the branch {text} is not a directory"))) }
+}
+
+/// Refuses branches that would show a file twice, or the union within itself. All paths are resolved. A union may be mounted over one of its
+/// branches.
+///
+/// # Errors
+/// Names the two paths.
+pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
+    check_overlap(branches, Some(mountpoint)).map_err(|error| {
+        Failure::new(error.to_string()).exit(Exit::Failure).next("branches are directories apart from each other and from the mount point")
+    })?;
+    match branches.iter().find(|branch| mountpoint.starts_with(branch) && *branch != mountpoint) {
+        Some(branch) => {
+            let what = format!(
+                "the mount point {} lies inside the branch {}: the union would contain itself",
+                path_text(mountpoint),
+                path_text(branch)
+            );
+            Err(Failure::new(what).next("choose a mount point elsewhere, or the branch itself: then the union is mounted over it"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What the mount table shows as the source, resolved.
+///
+/// # Errors
+/// As [`branch`].
+pub fn name(branches: &[BranchSpec]) -> Result<String, Failure> {
+    let mut text = super::PREFIX.to_owned();
+    for (place, spec) in branches.iter().enumerate() {
+        let name = match spec.directories().as_slice() {
+            [only] => branch(only)?,
+            _ => spec.name(),
+        };
+        let name = path_text(Path::new(&escape_path(&name)));
+        let divider = if place == 0 { "" } else { ":" };
+        if text.len() + name.len() > NAME_MAX {
+            text.push_str(&format!("{divider}...({} of {BRANCHES_MAX} possible)", branches.len()));
+            break;
+        }
+        text.push_str(&format!("{divider}{name}={}", spec.mode));
+    }
+    Ok(text)
+}
+
+/// Whether these are branches after [`super::PREFIX`], as in the first column of fstab.
+pub fn prefixed(first: &std::ffi::OsStr) -> Option<&std::ffi::OsStr> {
+    first.as_bytes().strip_prefix(super::PREFIX.as_bytes()).map(std::ffi::OsStr::from_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn branches_and_the_mount_point_lie_apart() {
+        for (branches, mountpoint, says) in [
+            (&["/a", "/b"][..], "/m", None),
+            (&["/a", "/ab"], "/m", None),
+            (&["/a", "/b"], "/a", None),
+            (&["/a", "/b"], "/bc", None),
+            (&["/a", "/a"], "/m", Some("given twice")),
+            (&["/a", "/a/b"], "/m", Some("lies inside the branch /a")),
+            (&["/a", "/m/b"], "/m", Some("lies inside the mount point /m")),
+            (&["/a", "/b"], "/b/m", Some("the union would contain itself")),
+            (&["/"], "/m", Some("the union would contain itself")),
+        ] {
+            let branches: Vec<PathBuf> = branches.iter().map(PathBuf::from).collect();
+            let found = apart(&branches, Path::new(mountpoint)).err().map(|failure| failure.what);
+            assert_eq!(found.is_some(), says.is_some(), "{branches:?} {mountpoint}: {found:?}");
+            assert!(found.unwrap_or_default().contains(says.unwrap_or_default()), "{branches:?} {mountpoint}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_directories() {
+        let scratch = tempfile::tempdir().unwrap();
+        for name in ["disk1", "disk2", "disk10", ".disk3", "other", "odd[x]", "d/data", "e/data"] {
+            fs::create_dir_all(scratch.path().join(name)).unwrap();
+        }
+        fs::write(scratch.path().join("disk4"), "").unwrap();
+        let expanded = |text: &str| {
+            let place = scratch.path().display();
+            let mut spec = StackSpec::from_line(format!("union:{place}/{text}").as_bytes()).unwrap();
+            expand(&mut spec);
+            let LayerSpec::Union(union) = &spec.layers[0] else { panic!("{spec}") };
+            let name = |branch: &BranchSpec| {
+                branch.name().strip_prefix(scratch.path()).unwrap().display().to_string() + "=" + &branch.mode.to_string()
+            };
+            union.branch.0.iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(expanded("disk*=rw"), ["disk1=rw", "disk10=rw", "disk2=rw"]);
+        assert_eq!(expanded("disk?"), ["disk1=rw", "disk2=rw"]);
+        assert_eq!(expanded("[de]/data=ro"), ["d/data=ro", "e/data=ro"]);
+        assert_eq!(expanded("none*"), ["none*=rw"]);
+        assert_eq!(expanded("odd[x]"), ["odd[x]=rw"]);
+    }
+}

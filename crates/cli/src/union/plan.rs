@@ -1,0 +1,154 @@
+//! What a command line asks of a union, as plain data. Pure: nothing here looks at the system.
+
+use crate::{
+    failure::Failure,
+    options::{self, Opt, TABLE},
+    plan::{self, MountPlan, Plan, StackSource},
+    settings::{Engine, Settings},
+    words::{self, Given, Unknown},
+};
+use nacre_layers::spec::{BranchSpec, HostCoherence, LayerSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
+use nacre_union::{Udba, Words};
+use std::{
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+};
+
+/// The options that `nacre union` takes beside the words of unions.
+pub fn takes(option: Opt) -> bool {
+    let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
+    let of_the_mount = matches!(heading, "Mounting" | "Mount words")
+        // Owners are shown as they are.
+        && !matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask);
+    let others = matches!(
+        option,
+        Opt::Coherence
+            | Opt::Transport
+            | Opt::Passthrough
+            | Opt::NotifyWatchers
+            | Opt::Acl
+            | Opt::Multithreaded
+            | Opt::DirectIo
+            | Opt::NoDirectIo
+            | Opt::Immutable
+            | Opt::DisableLockForwarding
+    );
+    of_the_mount || others
+}
+
+/// What stood after the `-o` options, taken apart.
+pub struct Told {
+    /// The words of unions.
+    union: Words,
+    /// All others.
+    given: Vec<Given>,
+    /// Branches that are not marked are writable, as in mergerfs.
+    pool: bool,
+}
+
+/// Reads the texts after `-o`.
+///
+/// # Errors
+/// Words that are not understood.
+pub fn told(texts: &[OsString], unknown: Unknown) -> Result<Told, Failure> {
+    let list = texts.join(OsStr::new(","));
+    let union = Words::parse(&list).map_err(|error| Failure::usage(error.to_string()))?;
+    let mut given = Vec::new();
+    for word in &union.rest {
+        words::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
+    }
+    // Only mergerfs has categories.
+    let pool = list.as_bytes().split(|byte| *byte == b',').any(|word| word.starts_with(b"category.") || word.starts_with(b"func."));
+    Ok(Told { union, given, pool })
+}
+
+/// Whether the texts after `-o` name the branches of a union.
+pub fn names_branches(texts: &[OsString]) -> bool {
+    let names = |word: &[u8]| [&b"br:"[..], b"br=", b"dirs=", b"lowerdir="].iter().any(|name| word.starts_with(name));
+    texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(names))
+}
+
+/// A union. `options` are those that are no words after `-o`; the positionals are the branches, unless words name them, and the mount point.
+///
+/// # Errors
+/// Too few or too many paths, branches that are not understood, or options that cannot go together.
+pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Vec<OsString>) -> Result<Plan, Failure> {
+    let Told { union: words, given, pool } = told;
+    options.extend(given);
+    if let Some(other) = options.iter().find(|given| !takes(given.option)) {
+        return Err(Failure::usage(format!("option {} is not for unions", name(other.option))).next(
+            "`nacre union --help` lists the options; a stack such as 'union:/a=rw:/b | remap:force-user=alice' combines them (`nacre mount`)",
+        ));
+    }
+    let settings = Settings::fold(&options)?;
+    if settings.engine != Engine::Fuse {
+        return Err(Failure::usage("a union is always served through FUSE: --engine is for `nacre mirror`"));
+    }
+    let (branches, mountpoint) = paths(&words, positionals)?;
+    if settings.remount {
+        return Ok(plan::remount(mountpoint, settings));
+    }
+    let branches = match branches {
+        Some(text) => BranchSpec::parse_list(text.as_bytes(), true, pool).map_err(|error| Failure::usage(format!("branches: {error}")))?,
+        None => words.branches.iter().map(|(path, mode)| BranchSpec::directory(path, mode.clone())).collect(),
+    };
+    let mut mount = mount(program, settings, &words, branches, mountpoint)?;
+    mount.prefix = super::PREFIX;
+    Ok(Plan::Mount(Box::new(mount)))
+}
+
+fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchSpec>, mountpoint: PathBuf) -> Result<MountPlan, Failure> {
+    let own = words.own.iter().map(|word| {
+        let text = word.to_str().map(str::to_owned);
+        text.ok_or_else(|| Failure::usage(format!("the word {} is not UTF-8", word.as_bytes().escape_ascii())))
+    });
+    let option = own.collect::<Result<Vec<_>, _>>()?;
+    let coherence = match words.udba {
+        Some(Udba::None) => HostCoherence::Exclusive,
+        Some(Udba::Reval) => HostCoherence::Revalidate,
+        Some(Udba::Notify) => HostCoherence::Watch,
+        None => settings.host.coherence,
+    };
+    let read_only = branches.iter().all(|branch| !branch.mode.creates());
+    let spec = UnionSpec { branch: nacre_layers::spec::Branches(branches), option, coherence };
+    let mut layers = vec![LayerSpec::Union(Box::new(spec))];
+    if settings.debug {
+        layers.push(LayerSpec::Trace(TraceSpec { level: TraceLevel::All }));
+    }
+    let spec = StackSpec { layers };
+    spec.check().map_err(|error| Failure::usage(error.to_string()))?;
+    let mut mount = plan::mount(program, StackSource::Spec(spec), mountpoint, settings);
+    mount.door.acl = words.acl.unwrap_or(mount.door.acl);
+    if read_only && words.own.iter().any(|word| word.as_bytes().starts_with(b"create") || word.as_bytes().starts_with(b"category.create")) {
+        mount.warnings.push("nothing can be created in this union: no branch is rw".to_owned());
+    }
+    Ok(mount)
+}
+
+/// The branches, unless words name them, and the mount point. Beside words, the first column of fstab may hold anything, as with aufs.
+fn paths(words: &Words, positionals: Vec<OsString>) -> Result<(Option<OsString>, PathBuf), Failure> {
+    let named = !words.branches.is_empty();
+    let mut rest = positionals.into_iter().filter(|path| !path.is_empty());
+    match (rest.next(), rest.next(), rest.next()) {
+        (_, _, Some(extra)) => Err(Failure::usage(format!("too many arguments: \"{}\"", extra.to_string_lossy()))
+            .next("BRANCHES and MOUNTPOINT are needed; branches are divided by colons")),
+        (Some(first), Some(_), None) if named && first.as_bytes().contains(&b'/') => {
+            Err(Failure::usage("branches are named twice, before the mount point and after -o").next("keep one"))
+        }
+        (Some(_), Some(mountpoint), None) | (Some(mountpoint), None, None) if named => Ok((None, mountpoint.into())),
+        (Some(branches), Some(mountpoint), None) => Ok((Some(branches), mountpoint.into())),
+        _ => {
+            Err(Failure::usage("BRANCHES and MOUNTPOINT are needed")
+                .next("as in `nacre union /upper=rw:/lower=ro /mnt`; --help shows more"))
+        }
+    }
+}
+
+fn name(option: Opt) -> String {
+    match TABLE.iter().find(|row| row.id == option) {
+        Some(row) if row.form == options::Form::Word => format!("-o {}", row.name),
+        Some(row) => format!("--{}", row.name),
+        None => String::new(),
+    }
+}

@@ -1,0 +1,431 @@
+//! The layer `override-stat`: owners, modes and types of files kept in an extended attribute, for those who may not set the real ones.
+//!
+//! Made by the stack builder for single layers of containers whose files all belong to one user (fuse-overlayfs' `xattr_permissions`, podman's
+//! `force_mask`). The value is `UID:GID:MODE[:TYPE]`, the mode octal, the type one of `file`, `dir`, `symlink`, `pipe`, `socket`,
+//! `block-MAJOR-MINOR`, `char-MAJOR-MINOR`. What is made through the layer belongs to whoever runs it, with mode 600 (directories 700); special
+//! files are empty regular ones. Invariants:
+//! * a file has its attribute before anybody can learn its name from an answer of this layer;
+//! * the attribute itself cannot be seen, set or removed through the layer;
+//! * whiteouts (character devices 0/0) pass as they are: they are marks, not files.
+//!
+//! Symbolic links cannot carry `user.*` attributes: with [`Attribute::Containers`], theirs is the owner that they have, and changes of it are
+//! without effect. POSIX ACLs would have to be kept in the same way; there are none.
+
+mod record;
+#[cfg(test)]
+mod tests;
+
+use nacre_vfs::{
+    Attr, Caller, Coherence, Collector, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
+    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+};
+use parking_lot::Mutex;
+use record::Record;
+use std::sync::{Arc, mpsc::Sender};
+
+/// On whose behalf files are made below: whoever runs the layer.
+const OWN: Caller = Caller::ROOT;
+
+const FILE_MODE: u32 = 0o600;
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// How often a file that others make and remove meanwhile is looked for.
+const ATTEMPTS: usize = 100;
+
+/// The longest value that makes sense.
+const VALUE_MAX: usize = 128;
+
+/// The longest list of names of extended attributes (`XATTR_LIST_MAX`, linux/limits.h).
+const LIST_MAX: usize = 64 << 10;
+
+/// Which attribute holds the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attribute {
+    /// `security.fuseoverlayfs.override_stat`: takes privilege, and works on files of every type.
+    Privileged,
+    /// `user.containers.override_stat`; `user.fuseoverlayfs.override_stat`, an older name, is read where the root directory carries it.
+    Containers,
+}
+
+const PRIVILEGED: &[u8] = b"security.fuseoverlayfs.override_stat";
+const CONTAINERS: &[u8] = b"user.containers.override_stat";
+const OLD: &[u8] = b"user.fuseoverlayfs.override_stat";
+
+fn is_record(name: &[u8]) -> bool {
+    [PRIVILEGED, CONTAINERS, OLD].contains(&name)
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name.starts_with(b"system.posix_acl_")
+}
+
+/// Which attribute the directories of a layer carry, judged by its root; `None` where it is an ordinary tree.
+///
+/// # Errors
+/// What the storage says.
+pub fn carried(layer: &dyn Layer) -> Result<Option<Attribute>> {
+    let root = layer.root()?.node;
+    for (name, attribute) in [(PRIVILEGED, Attribute::Privileged), (CONTAINERS, Attribute::Containers), (OLD, Attribute::Containers)] {
+        if read(layer, &root, name)?.is_some() {
+            return Ok(Some(attribute));
+        }
+    }
+    Ok(None)
+}
+
+/// The record under one name; `None` where there is none that can be understood.
+fn read(layer: &dyn Layer, node: &Node, name: &[u8]) -> Result<Option<Record>> {
+    let mut value = [0; VALUE_MAX];
+    match layer.getxattr(&OWN, node, name, &mut value) {
+        Ok(size) => Ok(value.get(..size).and_then(Record::parse)),
+        Err(Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM | Errno::ERANGE) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A layer whose files are what their records say.
+pub struct OverrideStat {
+    below: Arc<dyn Layer>,
+    attribute: Attribute,
+    /// The names to look under, in this order; the first is written.
+    names: Vec<&'static [u8]>,
+    /// Held while a record is read and written again.
+    changing: Mutex<()>,
+}
+
+impl OverrideStat {
+    /// Puts the layer over one that carries such records, or, with `writes`, over one that is to carry them: its root then gets one.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP or EPERM where the storage keeps no such attributes, and what else it says.
+    pub fn new(below: Arc<dyn Layer>, attribute: Attribute, writes: bool) -> Result<OverrideStat> {
+        let root = below.root()?;
+        let mut names = match attribute {
+            Attribute::Privileged => vec![PRIVILEGED],
+            Attribute::Containers => vec![CONTAINERS],
+        };
+        if attribute == Attribute::Containers && read(&*below, &root.node, OLD)?.is_some() {
+            names.push(OLD);
+        }
+        let layer = OverrideStat { below, attribute, names, changing: Mutex::default() };
+        if writes && layer.record(&root.node)?.is_none() {
+            layer.write(&root.node, &Record::of(&root.attr))?;
+        }
+        Ok(layer)
+    }
+
+    fn record(&self, node: &Node) -> Result<Option<Record>> {
+        for name in &self.names {
+            if let Some(record) = read(&*self.below, node, name)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    fn write(&self, node: &Node, record: &Record) -> Result<()> {
+        let name = self.names.first().ok_or(Errno::EIO)?;
+        self.below.setxattr(&OWN, node, name, record.to_string().as_bytes(), XattrFlags::default())
+    }
+
+    /// Whether a file of this type can have a record.
+    fn carries(&self, kind: Kind) -> bool {
+        self.attribute == Attribute::Privileged || matches!(kind, Kind::File | Kind::Directory)
+    }
+
+    /// Attributes as the record has them.
+    fn shown(&self, node: &Node, mut attr: Attr) -> Result<Attr> {
+        if self.carries(attr.kind)
+            && let Some(record) = self.record(node)?
+        {
+            record.apply(&mut attr);
+        }
+        Ok(attr)
+    }
+
+    fn entry(&self, entry: Entry) -> Result<Entry> {
+        let attr = self.shown(&entry.node, entry.attr)?;
+        Ok(Entry { attr, node: entry.node })
+    }
+
+    /// What something new in a directory is like.
+    fn fresh(&self, caller: &Caller, parent: &Node, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Record> {
+        let home = self.shown(parent, self.below.getattr(&OWN, parent, None)?)?;
+        let mut record = Record::new(caller.uid, caller.gid, mode & !caller.umask & 0o7777, kind, device);
+        if home.mode & 0o2000 != 0 {
+            record.gid = home.gid;
+            if kind == Kind::Directory {
+                record.mode |= 0o2000;
+            }
+        }
+        Ok(record)
+    }
+
+    /// Gives something new its record, or takes it away again.
+    fn label(&self, made: Entry, record: &Record, undo: impl FnOnce() -> Result<()>) -> Result<Entry> {
+        if let Err(error) = self.write(&made.node, record) {
+            undo()?;
+            return Err(error);
+        }
+        let mut attr = made.attr;
+        record.apply(&mut attr);
+        Ok(Entry { attr, node: made.node })
+    }
+
+    /// Changes what the record holds; answers what is left for the layer below.
+    fn change_record(&self, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<SetAttr> {
+        let rest = SetAttr { uid: None, gid: None, mode: None, ..*change };
+        if rest == *change && !change.kill_privileges {
+            return Ok(rest);
+        }
+        let _alone = self.changing.lock();
+        let attr = self.below.getattr(&OWN, node, file)?;
+        if !self.carries(attr.kind) {
+            return Ok(rest);
+        }
+        let before = self.record(node)?.unwrap_or_else(|| Record::of(&attr));
+        let after = before.changed(change);
+        if after != before {
+            self.write(node, &after)?;
+        }
+        Ok(rest)
+    }
+}
+
+/// Lets a listing through with the attributes of the records.
+struct Shown<'a> {
+    layer: &'a OverrideStat,
+    above: &'a mut dyn DirSink,
+}
+
+impl DirSink for Shown<'_> {
+    fn push(&mut self, mut entry: DirEntry<'_>) -> bool {
+        match entry.entry.take().map(|found| self.layer.entry(found)) {
+            Some(Ok(found)) => {
+                entry.kind = Some(found.attr.kind);
+                entry.entry = Some(found);
+            }
+            // A look-up will say why.
+            Some(Err(_)) => entry.kind = None,
+            // A regular file may stand for another type: whoever needs to know asks.
+            None => entry.kind = entry.kind.filter(|kind| *kind != Kind::File),
+        }
+        self.above.push(entry)
+    }
+}
+
+impl Layer for OverrideStat {
+    fn root(&self) -> Result<Entry> {
+        self.entry(self.below.root()?)
+    }
+
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        for _ in 0..ATTEMPTS {
+            match self.entry(self.below.lookup(caller, parent, name)?) {
+                // It has been renamed or removed since: the name may lead to another file now.
+                Err(Errno::ESTALE) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::ESTALE)
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        self.below.id(node)
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        self.below.path(node)
+    }
+
+    fn adopt(&self, known: &Node, fresh: &Node) {
+        self.below.adopt(known, fresh);
+    }
+
+    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        self.shown(node, self.below.getattr(caller, node, file)?)
+    }
+
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.below.access(caller, node, mask)
+    }
+
+    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        let rest = self.change_record(node, file, change)?;
+        let attr = if rest.is_empty() { self.below.getattr(caller, node, file) } else { self.below.setattr(caller, node, file, &rest) };
+        self.shown(node, attr?)
+    }
+
+    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        self.below.readlink(caller, node)
+    }
+
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        for _ in 0..ATTEMPTS {
+            // Only what is surely new gets a record.
+            match self.below.create(&OWN, parent, name, FILE_MODE, OpenFlags(flags.0 | OpenFlags::EXCL)) {
+                Ok((made, file)) => {
+                    let record = self.fresh(caller, parent, Kind::File, mode, (0, 0))?;
+                    return Ok((self.label(made, &record, || self.below.unlink(&OWN, parent, name))?, file));
+                }
+                Err(Errno::EEXIST) if !flags.exclusive() => {}
+                Err(error) => return Err(error),
+            }
+            let found = match self.below.lookup(&OWN, parent, name) {
+                Err(Errno::ENOENT) => continue,
+                other => other?,
+            };
+            if found.attr.kind != Kind::File {
+                return Err(Errno::ESTALE);
+            }
+            let file = self.below.open(caller, &found.node, flags)?;
+            // Opening may have cut it off.
+            let attr = self.below.getattr(&OWN, &found.node, Some(&*file))?;
+            return Ok((self.entry(Entry { attr, node: found.node })?, file));
+        }
+        Err(Errno::EBUSY)
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let record = self.fresh(caller, parent, Kind::File, mode, (0, 0))?;
+        let (made, file) = self.below.tmpfile(&OWN, parent, FILE_MODE, flags)?;
+        // Without a name, there is nothing to take away.
+        Ok((self.label(made, &record, || Ok(()))?, file))
+    }
+
+    fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        let record = self.fresh(caller, parent, Kind::Directory, mode, (0, 0))?;
+        let made = self.below.mkdir(&OWN, parent, name, DIRECTORY_MODE)?;
+        self.label(made, &record, || self.below.rmdir(&OWN, parent, name))
+    }
+
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        if kind == Kind::Character && device == (0, 0) {
+            return self.below.mknod(&OWN, parent, name, kind, mode, device);
+        }
+        let record = self.fresh(caller, parent, kind, mode, device)?;
+        let made = self.below.mknod(&OWN, parent, name, Kind::File, FILE_MODE, (0, 0))?;
+        self.label(made, &record, || self.below.unlink(&OWN, parent, name))
+    }
+
+    fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        let made = self.below.symlink(&OWN, parent, name, target)?;
+        if !self.carries(Kind::Symlink) {
+            return Ok(made);
+        }
+        let record = self.fresh(caller, parent, Kind::Symlink, 0o777, (0, 0))?;
+        self.label(made, &record, || self.below.unlink(&OWN, parent, name))
+    }
+
+    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.entry(self.below.link(caller, node, file, parent, name)?)
+    }
+
+    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.below.unlink(caller, parent, name)
+    }
+
+    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.below.rmdir(caller, parent, name)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.below.rename(caller, parent, name, new_parent, new_name, flags)
+    }
+
+    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        self.below.open(caller, node, flags)
+    }
+
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        self.below.readdir(caller, node, from, attributes, &mut Shown { layer: self, above: sink })
+    }
+
+    fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
+        self.below.fsyncdir(caller, node, data_only)
+    }
+
+    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.below.statfs(caller, node)
+    }
+
+    fn syncfs(&self) -> Result<()> {
+        self.below.syncfs()
+    }
+
+    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        match name {
+            _ if is_record(name) => Err(Errno::ENODATA),
+            _ if is_acl(name) => Err(Errno::EOPNOTSUPP),
+            _ => self.below.getxattr(caller, node, name, buffer),
+        }
+    }
+
+    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        let mut names = vec![0; LIST_MAX];
+        let size = self.below.listxattr(caller, node, &mut names)?;
+        let listed = names.get(..size).ok_or(Errno::EIO)?.split_inclusive(|byte| *byte == 0);
+        let hidden = |name: &[u8]| name.strip_suffix(b"\0").is_some_and(|name| is_record(name) || is_acl(name));
+        let shown = listed.filter(|name| !hidden(name)).collect::<Vec<_>>().concat();
+        if !buffer.is_empty() {
+            buffer.get_mut(..shown.len()).ok_or(Errno::ERANGE)?.copy_from_slice(&shown);
+        }
+        Ok(shown.len())
+    }
+
+    fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        match name {
+            _ if is_record(name) => Err(Errno::EPERM),
+            _ if is_acl(name) => Err(Errno::EOPNOTSUPP),
+            _ => self.below.setxattr(caller, node, name, value, flags),
+        }
+    }
+
+    fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        match name {
+            _ if is_record(name) => Err(Errno::EPERM),
+            _ if is_acl(name) => Err(Errno::EOPNOTSUPP),
+            _ => self.below.removexattr(caller, node, name),
+        }
+    }
+
+    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        self.below.ioctl(caller, node, request, output)
+    }
+
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        self.below.coherence(scope)
+    }
+
+    fn watch(&self, channel: Sender<Invalidation>) {
+        self.below.watch(channel);
+    }
+
+    fn has_acls(&self) -> bool {
+        false
+    }
+
+    fn judges_callers(&self) -> bool {
+        self.below.judges_callers()
+    }
+
+    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
+        self.below.collect(door)
+    }
+
+    fn describe(&self) -> Description {
+        let attribute = match self.attribute {
+            Attribute::Privileged => "privileged",
+            Attribute::Containers => "containers",
+        };
+        Description::new("override-stat").with("attribute", attribute).over(self.below.describe())
+    }
+}
