@@ -111,7 +111,7 @@ fn reached(report: &Report, figure: &Figure) -> Option<f64> {
 
 /// The verdicts as aligned text, one per line, in the file's own order.
 pub fn text(verdicts: &[Verdict]) -> String {
-    let mut out = String::from("kept  target           over          test                              limit    reached\n");
+    let mut out = String::from("kept  target           over             test                              limit    reached\n");
     for Verdict { figure, reached, kept } in verdicts {
         let test = figure.per.as_ref().map_or_else(|| figure.test.clone(), |per| format!("{}/{per}", figure.test));
         let mark = match kept {
@@ -123,8 +123,11 @@ pub fn text(verdicts: &[Verdict]) -> String {
         let digits = if figure.base == COUNT { (0, 0) } else { (2, 3) };
         let limit = format!("{:.*}", digits.0, figure.limit);
         let reached = reached.map_or_else(|| "not measured".to_owned(), |ratio| format!("{ratio:.*}", digits.1));
-        let rate = figure.or_rate.map_or_else(String::new, |rate| format!("  or {:.0} MB/s", rate / 1e6));
-        out.push_str(&format!("{mark:5} {:16} {:13} {test:32} {limit:>6} {reached:>10}{rate}\n", figure.target, figure.base));
+        let rate = figure.or_rate.map_or_else(String::new, |rate| match rate {
+            rate if rate >= 1e6 => format!("  or {:.0} MB/s", rate / 1e6),
+            rate => format!("  or {rate:.0} /s"),
+        });
+        out.push_str(&format!("{mark:5} {:16} {:16} {test:32} {limit:>6} {reached:>10}{rate}\n", figure.target, figure.base));
     }
     out
 }

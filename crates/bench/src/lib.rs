@@ -5,7 +5,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   scratch, images, mounted, mounts, undo, programs   effects on the machine, and undoing them
+//!   scratch, images, mounted, mounts, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
@@ -19,6 +19,7 @@ mod figures;
 mod images;
 mod machine;
 mod measure;
+mod memory;
 mod mounted;
 mod mounts;
 mod options;

@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::failure::{Doing, Failure};
 use crate::machine;
-use crate::mounted::{Mounted, obstacle};
+use crate::mounted::{Mounted, Start, obstacle};
 use crate::options::{Plan, User};
 use crate::programs;
 use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
@@ -175,8 +175,8 @@ impl Run<'_> {
         let own = self.make_own(target, &ground)?;
         self.scratch.settle()?;
         let limit = if unit.group() == Group::Fill { self.plan.scale.fill } else { self.plan.scale.cage };
-        let start = if target.ground == Ground::Source { &ground } else { &own };
-        let mut mounted = match Mounted::mount(target, self.plan, self.scratch, start, limit) {
+        let start = self.start(unit, target, &ground, &own, limit)?;
+        let mut mounted = match Mounted::mount(target, self.plan, self.scratch, start) {
             Ok(mounted) => mounted,
             Err(failure) => {
                 fs::remove_dir_all(&own).doing("removing", &own)?;
@@ -193,6 +193,25 @@ impl Run<'_> {
         }
         report.notes.push(format!("{}, {}: {}", target.title, unit.group().id(), failures.join("; then ")));
         Ok(false)
+    }
+
+    /// Where a visit's steps begin.
+    fn start(&self, unit: Unit, target: &Target, ground: &Path, own: &Path, limit: u64) -> Result<Start, Failure> {
+        let (upper, work) = (own.join("upper"), own.join("work"));
+        let place = match target.ground {
+            Ground::Source => ground.to_owned(),
+            Ground::Branches => workload::union::lower(ground),
+            Ground::Fresh | Ground::FreshBtrfs => own.to_owned(),
+        };
+        if target.ground == Ground::Branches {
+            for path in [&upper.join("own"), &work] {
+                fs::create_dir_all(path).doing("creating", path)?;
+            }
+        }
+        // Listings change nothing, so all visits share a branch that takes long to make.
+        let shared = matches!(unit.group(), Group::LongNames | Group::ManyNames);
+        let upper = if shared { workload::union::upper(ground) } else { upper };
+        Ok(Start { ground: place, upper, work, limit })
     }
 
     /// A directory on the ground for one visit, owned by whoever visits.
@@ -221,13 +240,20 @@ impl Run<'_> {
         let (event_sender, events) = mpsc::channel();
         let (answer_sender, answers) = mpsc::channel();
         let (root, user) = (mounted.root().to_owned(), self.user(target));
-        let own = if target.ground == Ground::Source { root.join("own").join(target.id) } else { root.clone() };
+        let own = match target.ground {
+            Ground::Source => root.join("own").join(target.id),
+            Ground::Branches if target.steps.is_empty() => bounds.host.join("upper/own"),
+            Ground::Branches => root.join("own"),
+            Ground::Fresh | Ground::FreshBtrfs => root.clone(),
+        };
         let mut visit = Visit {
             root,
             own,
             bounds,
             scale: &self.plan.scale,
             reads_only: target.reads_only,
+            direct: target.steps.is_empty(),
+            copies_up: target.copies_up(),
             buffer: &mut self.buffer,
             link: Link { events: event_sender, answers },
         };

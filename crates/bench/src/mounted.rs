@@ -14,7 +14,7 @@ use crate::mounts;
 use crate::options::{Plan, User};
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Cage, Ground, Step, Target};
+use crate::target::{Cage, Ground, Step, Target, Union};
 use crate::undo::{self, Effect};
 
 /// How long a mount may take to appear after its program returned, and to go away.
@@ -30,16 +30,26 @@ struct Made {
     done: bool,
 }
 
+/// Where the steps of a target begin.
+#[derive(Debug)]
+pub struct Start {
+    /// What the first step shows; the lower branch of unions.
+    pub ground: PathBuf,
+    /// The upper branch of unions.
+    pub upper: PathBuf,
+    /// An empty directory beside it for those who need one.
+    pub work: PathBuf,
+    /// Bytes that cages and images hold.
+    pub limit: u64,
+}
+
 /// A target that is in place.
 #[derive(Debug)]
 pub struct Mounted<'a> {
     plan: &'a Plan,
     scratch: &'a Scratch,
     target: &'static Target,
-    /// Where the steps begin.
-    ground: PathBuf,
-    /// Bytes that cages and images hold.
-    limit: u64,
+    start: Start,
     made: Vec<Made>,
     root: PathBuf,
 }
@@ -84,11 +94,10 @@ fn look_around(directory: &Path, depth: u32) -> Result<(), Failure> {
 }
 
 impl<'a> Mounted<'a> {
-    /// Puts `target` in place over `ground`, its cages and images with `limit` bytes; on failure whatever was put in
-    /// place is taken away again.
-    pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch, ground: &Path, limit: u64) -> Result<Self, Failure> {
-        let (ground, root) = (ground.to_owned(), ground.to_owned());
-        let mut mounted = Self { plan, scratch, target, ground, limit, made: Vec::new(), root };
+    /// Puts `target` in place; on failure whatever was put in place is taken away again.
+    pub fn mount(target: &'static Target, plan: &'a Plan, scratch: &'a Scratch, start: Start) -> Result<Self, Failure> {
+        let root = start.ground.clone();
+        let mut mounted = Self { plan, scratch, target, start, made: Vec::new(), root };
         match mounted.build() {
             Ok(()) => Ok(mounted),
             Err(failure) => Err(match mounted.dismount() {
@@ -111,7 +120,7 @@ impl<'a> Mounted<'a> {
                 self.forget()?;
             }
         }
-        self.root.clone_from(&self.ground);
+        self.root.clone_from(&self.start.ground);
         Ok(())
     }
 
@@ -140,7 +149,7 @@ impl<'a> Mounted<'a> {
         }
         if self.target.from_outside {
             look_around(&self.root, 2)?;
-            self.root.clone_from(&self.ground);
+            self.root.clone_from(&self.start.ground);
         }
         Ok(())
     }
@@ -167,11 +176,15 @@ impl<'a> Mounted<'a> {
         let mut command = match step {
             Step::Bind => return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(|()| None),
             Step::Bindfs => Command::new("bindfs"),
+            Step::Union(by) => {
+                let mut command = self.union(by);
+                return self.launch(command.arg(point), Some(point)).map(|()| None);
+            }
             _ => Command::new(&self.plan.nacre),
         };
         match step {
             Step::Nacre(arguments) => drop(command.arg("mirror").args(arguments)),
-            Step::Cage(_, arguments) => drop(command.arg("cage").arg("--size").arg(self.limit.to_string()).args(arguments)),
+            Step::Cage(_, arguments) => drop(command.arg("cage").arg("--size").arg(self.start.limit.to_string()).args(arguments)),
             _ => {}
         }
         match step {
@@ -179,7 +192,26 @@ impl<'a> Mounted<'a> {
             Step::Cage(Cage::Within, _) => drop(command.arg(point)),
             _ => drop(command.args(self.for_mounter_only()).arg(&self.root).arg(point)),
         }
-        self.start(&mut command, (point != self.root).then_some(point)).map(|()| None)
+        self.launch(&mut command, (point != self.root).then_some(point)).map(|()| None)
+    }
+
+    /// The program that shows the two branches, without the mount point.
+    fn union(&self, by: Union) -> Command {
+        let (upper, lower, work) = (self.start.upper.display(), self.root.display(), self.start.work.display());
+        let mut command = Command::new(by.program().map_or_else(|| self.plan.nacre.clone(), PathBuf::from));
+        let overlay = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+        match by {
+            Union::Overlayfs => command.args(["-t", "overlay", "overlay", "-o", &overlay]),
+            Union::FuseOverlayfs => command.args(["-o", &overlay]),
+            // Creates on the first branch that takes changes, as the others do.
+            Union::Mergerfs => command.args(["-o", "category.create=ff", &format!("{upper}=RW:{lower}=RO")]),
+            Union::UnionfsFuse => command.args(["-o", "cow", &format!("{upper}=RW:{lower}=RO")]),
+            Union::Nacre(arguments) => {
+                let branches = format!("{upper}=rw:{lower}=ro");
+                command.arg("union").args(arguments).args(self.for_mounter_only()).arg(branches)
+            }
+        };
+        command
     }
 
     fn make_subvolume(&self, point: &Path) -> Result<(), Failure> {
@@ -191,7 +223,7 @@ impl<'a> Mounted<'a> {
     /// A file system of its own in an image in the path so far.
     fn make_loop(&self, kind: &'static str, direct_io: bool, point: &Path) -> Result<PathBuf, Failure> {
         let (image, log, undo) = (self.root.join("image"), self.scratch.log(), self.scratch.undo());
-        images::make(&image, kind, self.limit, &log)?;
+        images::make(&image, kind, self.start.limit, &log)?;
         let device = images::attach(&image, direct_io, undo, &log)?;
         let mounted = undo.enter(Effect::Mount(point.to_owned())).and_then(|()| images::mount(&device, kind, point, &log));
         match mounted {
@@ -218,7 +250,7 @@ impl<'a> Mounted<'a> {
     }
 
     /// Runs a program that mounts at `point`, if anywhere, and returns when it has done so.
-    fn start(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
+    fn launch(&self, command: &mut Command, point: Option<&Path>) -> Result<(), Failure> {
         self.as_owner(command)?;
         programs::run(command, &self.scratch.log())?;
         let start = Instant::now();
@@ -266,7 +298,9 @@ impl<'a> Mounted<'a> {
             // Lies on the ground, and goes with it.
             Step::Nodatacow => return Ok(()),
             Step::Subvolume => return self.take_subvolume(&made.point),
-            Step::Nacre(_) | Step::Cage(Cage::Shown | Cage::Image, _) if mounts::is_mounted(&made.point)? => {
+            Step::Nacre(_) | Step::Union(Union::Nacre(_)) | Step::Cage(Cage::Shown | Cage::Image, _)
+                if mounts::is_mounted(&made.point)? =>
+            {
                 self.ask_to_unmount(&made.point)?
             }
             Step::Cage(Cage::Within, _) => return if made.done { self.end(&made.point) } else { Ok(()) },

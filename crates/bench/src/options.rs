@@ -102,7 +102,8 @@ fn table_command(table: &'static Table) -> Command {
         .next_help_heading("Where")
         .arg(path("source", "DIR", "Measure in a fresh subdirectory of DIR").conflicts_with("fs"))
         .arg(Arg::new("fs").long("fs").value_name("TYPE").value_parser(FILE_SYSTEMS).help(match table.place {
-            Place::Image => "Measure on a new file system on a loop device (root; default ext4)",
+            Place::Image("xfs") => "Measure on a new file system on a loop device (root; default xfs)",
+            Place::Image(_) => "Measure on a new file system on a loop device (root; default ext4)",
             Place::Scratch => "Measure on a new file system on a loop device (root; default: in the scratch directory itself)",
         }))
         .arg(size("image-size", "Size of that file system (default 8G, sparse)"))
@@ -196,6 +197,11 @@ fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
     if table.targets.iter().any(Target::is_bounded) { 2 * scale.cage.max(scale.fill) } else { 0 }
 }
 
+/// ext4 sets its inodes aside when it is made, one for each 16 KiB.
+fn room_for_inodes(kind: &str, table: &Table, scale: &Scale) -> u64 {
+    if kind == "ext4" && table.amounts.contains(&"names") { 2 * scale.names * (16 << 10) } else { 0 }
+}
+
 fn words(matches: &ArgMatches, id: &str) -> Vec<String> {
     matches.get_many::<String>(id).into_iter().flatten().cloned().collect()
 }
@@ -215,8 +221,9 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Err(Failure::new("--fs needs root; use --source"));
     }
     let bytes = matches.get_one::<u64>("image-size").copied().unwrap_or(IMAGE_SIZE.max(room_for_cages(table, scale)));
-    let kind = FILE_SYSTEMS.iter().copied().find(|known| kind == Some(*known)).unwrap_or("ext4");
-    Ok(Source::Image { kind, bytes })
+    let usual = if let Place::Image(kind) = table.place { kind } else { "ext4" };
+    let kind = FILE_SYSTEMS.iter().copied().find(|known| kind == Some(*known)).unwrap_or(usual);
+    Ok(Source::Image { kind, bytes: bytes.max(room_for_inodes(kind, table, scale)) })
 }
 
 fn targets(table: &'static Table, wanted: &[String], check: bool) -> Result<Vec<&'static Target>, Failure> {

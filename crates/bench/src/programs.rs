@@ -60,13 +60,16 @@ fn reason(text: &str) -> Option<&str> {
     text.lines().find(|line| line.starts_with("error: ")).or_else(|| text.lines().last())
 }
 
-/// First line that `program --version` prints, or why there is none.
+/// The line that `program --version` prints about itself, or why there is none.
 pub fn version(program: &Path, flag: &str) -> String {
     let output = Command::new(program).arg(flag).stdin(Stdio::null()).output();
     let Ok(output) = output else { return "does not start".to_owned() };
     let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
     let text = String::from_utf8_lossy(&text);
-    text.lines().next().map_or_else(|| "says nothing".to_owned(), |line| line.trim().to_owned())
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    // Some tell the versions of what they use first.
+    let line = text.lines().find(|line| line.starts_with(&*name)).or_else(|| text.lines().next());
+    line.map_or_else(|| "says nothing".to_owned(), |line| line.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -79,6 +82,10 @@ mod tests {
         assert_eq!(find("no-such-program-here"), None);
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
+        let teller = directory.path().join("teller");
+        fs::write(&teller, "#!/bin/sh\necho 'library 3'\necho 'teller 7'\n").unwrap();
+        fs::set_permissions(&teller, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(version(&teller, "--version"), "teller 7");
         assert_eq!(run(Command::new("echo").arg("hello"), &log).unwrap(), "hello");
         let failure = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"]), &log).unwrap_err();
         assert!(failure.to_string().contains("because"), "{failure}");

@@ -100,7 +100,7 @@ pub struct TestEntry {
     pub title: String,
     /// Heading of its group.
     pub group: String,
-    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes that should be none.
+    /// `bytes` or `operations`: what amounts count; `count`: nothing is timed, samples are bytes that should be none, or few.
     pub unit: String,
 }
 

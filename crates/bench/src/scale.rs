@@ -19,6 +19,10 @@ const SMALL_RECORD_FILES: u64 = 32 * MIB;
 const CAGE: u64 = 10 * GIB;
 const PLENTY: u64 = 30 * GIB;
 const TIGHT_CAGE: u64 = 4 * GIB;
+/// `ls -U /mnt/rotating-rust | wc -l` in the founding document of the union.
+const DOCUMENTED_NAMES: u64 = 1_382_438;
+/// Names have six characters.
+const MOST_NAMES: u64 = 50_000_000;
 /// File systems that are mounted in cages need some room.
 const SMALLEST_CAGE: u64 = 320 * MIB;
 
@@ -45,6 +49,10 @@ pub struct Scale {
     pub cage: u64,
     /// Size of the cages that are filled.
     pub fill: u64,
+    /// Names of the directory that lies on two branches.
+    pub names: u64,
+    /// Size of the large file that is copied up.
+    pub copy: u64,
 }
 
 impl Scale {
@@ -59,6 +67,8 @@ impl Scale {
                 "dd" => format!("dd of {} MiB", self.dd),
                 "appends" => format!("{} lines (short ones by the shell: {})", self.appends, self.shell_short()),
                 "cage" => format!("cages of {} MiB", self.cage >> 20),
+                "names" => format!("{} names over two branches", self.names),
+                "copy" => format!("copy-up of {} MiB", self.copy >> 20),
                 "fill" => format!("{} MiB where they are filled", self.fill >> 20),
                 _ => return None,
             })
@@ -90,7 +100,11 @@ pub fn arguments(table: &Table) -> Vec<Arg> {
     let quick = Arg::new("quick").long("quick").action(ArgAction::SetTrue).help("A minute or a few: small amounts, three rounds");
     let full = Arg::new("full").long("full").action(ArgAction::SetTrue).conflicts_with("quick");
     let known = [
-        full.help("Every file and record size of iozone's automatic mode: hours"),
+        full.help(if table.amounts.contains(&"names") {
+            "The founding document's 1,382,438 names: hours with every rival"
+        } else {
+            "Every file and record size of iozone's automatic mode: hours"
+        }),
         sizes("sizes", "File sizes of the iozone tests"),
         sizes("records", "Record sizes of the iozone tests"),
         size("cache", "Size of the page-cache file"),
@@ -101,6 +115,8 @@ pub fn arguments(table: &Table) -> Vec<Arg> {
         number("dd", "Blocks of 1 MiB that dd writes (default 1000)"),
         number("appends", "Lines appended in each test (default 100000)"),
         size("fill", "Size of the cages that are filled (default 1G)"),
+        number("names", "Names of the directory that lies on two branches (default 300000)"),
+        size("copy", "Size of the large file that is copied up (default 1G)"),
     ];
     let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
     [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
@@ -115,6 +131,7 @@ pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
     let mut scale = if flag("quick") { quick_scale() } else { usual_scale() };
     if flag("full") {
         scale.points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
+        scale.names = DOCUMENTED_NAMES;
     }
     scale.cage = if free >= PLENTY { CAGE } else { TIGHT_CAGE };
     let (sizes, records) = (list("sizes"), list("records"));
@@ -138,6 +155,8 @@ pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
         ("appends", &mut scale.appends),
         ("cage", &mut scale.cage),
         ("fill", &mut scale.fill),
+        ("names", &mut scale.names),
+        ("copy", &mut scale.copy),
     ] {
         *amount = number(id).unwrap_or(*amount);
     }
@@ -148,6 +167,12 @@ pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
 fn check(scale: &Scale) -> Result<(), Failure> {
     if scale.cache < MIB || !scale.cache.is_multiple_of(MIB) {
         return Err(Failure::new("--cache must be a multiple of 1M"));
+    }
+    if scale.copy < MIB || !scale.copy.is_multiple_of(MIB) {
+        return Err(Failure::new("--copy must be a multiple of 1M"));
+    }
+    if scale.names > MOST_NAMES {
+        return Err(Failure::new(format!("--names must be at most {MOST_NAMES}")));
     }
     for (id, bytes) in [("cage", scale.cage), ("fill", scale.fill)] {
         if bytes < SMALLEST_CAGE || !bytes.is_multiple_of(MIB) {
@@ -175,6 +200,8 @@ fn usual_scale() -> Scale {
         appends: 100_000,
         cage: CAGE,
         fill: GIB,
+        names: 300_000,
+        copy: GIB,
     }
 }
 
@@ -190,6 +217,8 @@ fn quick_scale() -> Scale {
         dd: 200,
         appends: 20_000,
         fill: 512 * MIB,
+        names: 30_000,
+        copy: 64 * MIB,
         ..usual_scale()
     }
 }
@@ -260,6 +289,8 @@ mod tests {
         let matches = crate::options::command().try_get_matches_from(["bench", "logs"]).unwrap();
         assert_eq!(scale(matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
         assert!(of(&["mirror", "--dd", "3"]).is_err() && of(&["logs", "--listing", "3"]).is_err());
+        assert_eq!(of(&["union", "--full"]).map(|scale| scale.names), Ok(1_382_438));
+        assert!(of(&["union", "--copy", "1000"]).is_err() && of(&["union", "--names", "60000000"]).is_err());
         assert!(of(&["logs", "--cage", "1G", "--dd", "1000"]).unwrap_err().contains("larger"));
         assert!(of(&["logs", "--fill", "1M"]).unwrap_err().contains("at least"));
     }

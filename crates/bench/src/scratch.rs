@@ -102,7 +102,7 @@ impl Scratch {
     /// The directory in which chains of steps begin.
     pub fn ground(&self, ground: Ground) -> Result<PathBuf, Failure> {
         match ground {
-            Ground::Source | Ground::Fresh => Ok(self.source.clone()),
+            Ground::Source | Ground::Fresh | Ground::Branches => Ok(self.source.clone()),
             Ground::FreshBtrfs => self.btrfs.get_or_init(|| self.find_btrfs()).clone(),
         }
     }

@@ -39,7 +39,7 @@ pub struct Section {
     pub mean: Vec<Option<f64>>,
 }
 
-/// A row of counts, which are bytes that should be none; cells in the order of [`Report::targets`].
+/// A row of counts, which are bytes that should be none, or few; cells in the order of [`Report::targets`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountRow {
     /// Heading, with that of its group.

@@ -1,15 +1,17 @@
 //! Tables as data: which tests a table has, over which targets, and which of them are shown by default.
 //!
 //! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of rows). A new table
-//! (union, pool, listing) is one more file here plus the workloads that its groups name in `workload`.
+//! (pool, listing) is one more file here plus the workloads that its groups name in `workload`.
 
 use crate::target::Target;
 
 mod logs;
 mod mirror;
+mod union;
 
 pub use logs::LOGS;
 pub use mirror::MIRROR;
+pub use union::UNION;
 
 /// A family of tests that one workload measures together in one visit to a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,18 @@ pub enum Group {
     Warm,
     /// Sixteen writers until nothing more fits.
     Fill,
+    /// A few thousand long names that both branches have.
+    LongNames,
+    /// Very many short names over two branches.
+    ManyNames,
+    /// Looking at files of the lower branch.
+    Lookups,
+    /// Changes: new files, and small files of the lower branch written to.
+    Changes,
+    /// A large file of the lower branch written to.
+    CopyUp,
+    /// Warm data of either branch.
+    BranchData,
 }
 
 impl Group {
@@ -59,6 +73,12 @@ impl Group {
             Self::Writers => "writers",
             Self::Warm => "warm",
             Self::Fill => "fill",
+            Self::LongNames => "long",
+            Self::ManyNames => "names",
+            Self::Lookups => "lookups",
+            Self::Changes => "changes",
+            Self::CopyUp => "copy-up",
+            Self::BranchData => "data",
         }
     }
 
@@ -78,6 +98,12 @@ impl Group {
             Self::Writers => "processes that append at once (dd oflag=append)",
             Self::Warm => "warm files",
             Self::Fill => "sixteen writers until it is full",
+            Self::LongNames => "4096 names of 250 characters on both branches (ls)",
+            Self::ManyNames => "very many names of 6 characters over two branches (ls)",
+            Self::Lookups => "small files of the lower branch",
+            Self::Changes => "changes",
+            Self::CopyUp => "the first write to a large file of the lower branch",
+            Self::BranchData => "page cache (one warm file on each branch, no fsync)",
         }
     }
 
@@ -85,8 +111,10 @@ impl Group {
     pub fn needs(self) -> &'static [&'static str] {
         match self {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
+            Self::Lookups | Self::Changes | Self::BranchData => &[],
             Self::Mmap => &["fio"],
-            Self::Listing => &["ls"],
+            Self::Listing | Self::LongNames | Self::ManyNames => &["ls"],
+            Self::CopyUp => &["cp"],
             Self::Tree => &["tar", "du", "rm"],
             Self::Dd => &["dd", "sync"],
             Self::Shell => &["bash", "seq"],
@@ -102,7 +130,7 @@ pub enum Unit {
     Bytes,
     /// Operations done: shown as operations per second.
     Operations,
-    /// Nothing is timed: the samples themselves are bytes that should be none.
+    /// Nothing is timed: the samples themselves are bytes that should be none, or few.
     Count,
 }
 
@@ -123,8 +151,8 @@ pub const COUNT: &str = "count";
 /// Where a table is measured when neither `--source` nor `--fs` says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Root: on a new file system in an image; others: in the temporary directory.
-    Image,
+    /// Root: on a new file system of this type in an image; others: in the temporary directory.
+    Image(&'static str),
     /// In the scratch directory itself, so that syncs meet a real disk if it lies on one.
     Scratch,
 }
@@ -171,11 +199,17 @@ impl Test {
         self.id.ends_with("-first")
     }
 
+    /// Whether it changes files of the lower branch.
+    fn copies_up(&self) -> bool {
+        self.id.starts_with("copy-up")
+    }
+
     /// Whether it can be measured on the target.
     pub fn suits(&self, target: &Target) -> bool {
         !(self.writes && target.reads_only
             || self.starts_cold() && target.from_outside
-            || self.group == Group::Fill && !target.is_bounded())
+            || self.group == Group::Fill && !target.is_bounded()
+            || self.copies_up() && !target.copies_up())
     }
 }
 
@@ -208,7 +242,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }
@@ -218,8 +252,8 @@ const fn operations(id: &'static str, title: &'static str, group: Group, writes:
     Test { id, title, group, unit: Unit::Operations, writes }
 }
 
-const fn count(id: &'static str, title: &'static str, group: Group) -> Test {
-    Test { id, title, group, unit: Unit::Count, writes: true }
+const fn count(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
+    Test { id, title, group, unit: Unit::Count, writes }
 }
 
 #[cfg(test)]
@@ -254,5 +288,8 @@ mod tests {
         let fills = |target: &str| LOGS.test("overshoot").unwrap().suits(LOGS.target(target).unwrap());
         assert!(fills("loop-ext4") && fills("nacre-collected"));
         assert!(!fills("direct") && !fills("btrfs-nodatacow"), "nothing would stop the writers");
+        let unites = |test: &str, target: &str| UNION.test(test).unwrap().suits(UNION.target(target).unwrap());
+        assert!(unites("copy-up-big", "direct") && unites("copy-up-small", "overlayfs"));
+        assert!(unites("create", "mergerfs") && !unites("copy-up-small", "mergerfs"), "its lower branch is read-only");
     }
 }

@@ -26,6 +26,45 @@ pub enum Step {
     },
     /// `nacre cage` with these extra arguments.
     Cage(Cage, &'static [&'static str]),
+    /// Two branches shown as one tree: the upper one, which takes changes, over the lower one.
+    Union(Union),
+}
+
+/// Who shows two branches as one tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Union {
+    /// The kernel's overlayfs.
+    Overlayfs,
+    /// The overlayfs of rootless containers.
+    FuseOverlayfs,
+    /// mergerfs, which copies nothing up: the lower branch is read-only to it.
+    Mergerfs,
+    /// unionfs-fuse with copy-up.
+    UnionfsFuse,
+    /// `nacre union` with these extra arguments.
+    Nacre(&'static [&'static str]),
+}
+
+impl Union {
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Overlayfs => &["mount"],
+            Self::FuseOverlayfs => &["fuse-overlayfs"],
+            Self::Mergerfs => &["mergerfs"],
+            Self::UnionfsFuse => &["unionfs"],
+            Self::Nacre(_) => &["nacre"],
+        }
+    }
+
+    /// The program that mounts it, if it is not the one under test.
+    pub fn program(self) -> Option<&'static str> {
+        self.programs().first().copied().filter(|name| *name != "nacre")
+    }
+
+    /// Whether a first write to a file of the lower branch makes a copy of it on the upper one.
+    pub fn copies_up(self) -> bool {
+        self != Self::Mergerfs
+    }
 }
 
 /// What `nacre cage` makes of the directory that it is given.
@@ -46,6 +85,7 @@ impl Step {
             Self::Symlink | Self::Bind => &[],
             Self::Bindfs => &["bindfs"],
             Self::Nacre(_) | Self::Cage(..) => &["nacre"],
+            Self::Union(by) => by.programs(),
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
@@ -55,7 +95,11 @@ impl Step {
 
     /// Whether a daemon serves the step by FUSE, so that ordinary users need fusermount3.
     pub fn is_fuse(self) -> bool {
-        matches!(self, Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _))
+        match self {
+            Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) => true,
+            Self::Union(by) => by != Union::Overlayfs,
+            _ => false,
+        }
     }
 
     /// What only root may do here, if anything.
@@ -65,7 +109,8 @@ impl Step {
             Self::Loop { .. } => Some("loop devices"),
             Self::Subvolume => Some("Btrfs quotas"),
             Self::Cage(Cage::Image | Cage::Within, _) => Some("cages of the kernel"),
-            Self::Symlink | Self::Bindfs | Self::Nacre(_) | Self::Nodatacow | Self::Cage(Cage::Shown, _) => None,
+            Self::Union(Union::Overlayfs) => Some("mounts of overlayfs"),
+            Self::Symlink | Self::Bindfs | Self::Nacre(_) | Self::Nodatacow | Self::Cage(Cage::Shown, _) | Self::Union(_) => None,
         }
     }
 }
@@ -79,6 +124,8 @@ pub enum Ground {
     Fresh,
     /// The same on Btrfs: the source's file system if it is one, an image beside the source if not.
     FreshBtrfs,
+    /// The lower of two branches in the source directory, the same for all targets.
+    Branches,
 }
 
 /// One column.
@@ -119,5 +166,10 @@ impl Target {
     /// Whether something bounds what may be written to it. What has no bound must never be filled.
     pub fn is_bounded(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Loop { .. } | Step::Cage(..)))
+    }
+
+    /// Whether changes to files of the lower branch can be made.
+    pub fn copies_up(&self) -> bool {
+        self.steps.iter().all(|step| !matches!(step, Step::Union(by) if !by.copies_up()))
     }
 }

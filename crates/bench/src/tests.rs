@@ -207,3 +207,37 @@ fn a_nacre_that_does_not_mount_is_skipped_by_name() {
     assert_eq!(report.cells_of("cache-read-4k", "direct").count(), 1);
     assert_eq!(report.cells_of("cache-read-4k", "nacre").count(), 0);
 }
+
+/// Needs root, to mount, and overlayfs; says so and passes elsewhere. Rivals that are not installed are left out.
+#[test]
+fn unions_are_measured_and_taken_away() {
+    let knows = fs::read_to_string("/proc/filesystems").is_ok_and(|text| text.contains("\toverlay\n"));
+    if !rustix::process::geteuid().is_root() || !knows || !std::path::Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: needs root, overlayfs and /dev/fuse");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, json) = (directory.path().join("scratch"), directory.path().join("result.json"));
+    let rivals: Vec<&str> = [("mergerfs", "mergerfs"), ("unionfs", "unionfs-fuse"), ("fuse-overlayfs", "fuse-overlayfs")]
+        .into_iter()
+        .filter_map(|(program, target)| programs::find(program).map(|_| target))
+        .collect();
+    let targets = format!("overlayfs,{}", rivals.join(","));
+    let words = ["union", "--source", directory.path().to_str().unwrap(), "--scratch", scratch.to_str().unwrap(), "--targets", &targets];
+    let small = ["--rounds", "1", "--names", "60", "--files", "20", "--copy", "1M", "--cache", "1M", "--json", json.to_str().unwrap()];
+    assert_eq!(run(&arguments(&[&words[..], &small[..]].concat())), ExitCode::SUCCESS);
+    let report: Report = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(report.notes, Vec::<String>::new());
+    for target in &report.targets {
+        assert_eq!(target.skipped, None, "{}", target.id);
+        for test in &report.tests {
+            let nobodys =
+                ["direct", "overlayfs"].contains(&target.id.as_str()) && test.unit == table::COUNT || test.id == "memory-per-name";
+            let copies_up = target.id == "mergerfs" && test.id.starts_with("copy-up");
+            let expected = usize::from(!nobodys && !copies_up);
+            assert_eq!(report.cells_of(&test.id, &target.id).count(), expected, "{} on {}", test.id, target.id);
+        }
+    }
+    assert_eq!(mounts::below(directory.path()).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert!(!scratch.exists());
+}

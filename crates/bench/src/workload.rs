@@ -26,6 +26,7 @@ mod listing;
 mod mmap;
 mod shell;
 mod tree;
+pub mod union;
 mod warm;
 
 pub use big_file::Buffer;
@@ -97,6 +98,10 @@ pub struct Visit<'a> {
     pub scale: &'a Scale,
     /// Whether tests that change files are left out.
     pub reads_only: bool,
+    /// Whether the target is the ground itself, with nothing in between.
+    pub direct: bool,
+    /// Whether files of a lower branch may be written to.
+    pub copies_up: bool,
     /// Memory for I/O, the same for every target.
     pub buffer: &'a mut Buffer,
     /// Where samples go.
@@ -122,7 +127,7 @@ impl Visit<'_> {
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
     }
 
-    /// Hands in a count of bytes that should be none.
+    /// Hands in a count of bytes that should be none, or few.
     pub fn count(&self, test: &'static str, bytes: u64) -> Result<(), Failure> {
         let sample = Sample { test, point: None, seconds: bytes as f64, amount: 0.0 };
         self.link.events.send(Event::Sample(sample)).map_err(|_| Failure::new("the bench is stopping"))
@@ -153,6 +158,11 @@ pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) ->
         Unit::Whole(Group::Listing) => listing::prepare(source, scale),
         Unit::Whole(Group::Tree) => tree::prepare(source, scale),
         Unit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
+        Unit::Whole(Group::LongNames) => union::prepare_long(source),
+        Unit::Whole(Group::ManyNames) => union::prepare_many(source, scale),
+        Unit::Whole(Group::Lookups | Group::Changes) => union::prepare_files(source, scale),
+        Unit::Whole(Group::CopyUp) => union::prepare_large(source, "copied-up", scale.copy, buffer),
+        Unit::Whole(Group::BranchData) => union::prepare_large(source, "data", scale.cache, buffer),
         // Their targets share nothing.
         Unit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => Ok(()),
     }
@@ -175,6 +185,12 @@ pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         Unit::Whole(Group::Writers) => dd::run_writers(visit),
         Unit::Whole(Group::Warm) => warm::run(visit),
         Unit::Whole(Group::Fill) => fill::run(visit),
+        Unit::Whole(Group::LongNames) => union::run_long(visit),
+        Unit::Whole(Group::ManyNames) => union::run_many(visit),
+        Unit::Whole(Group::Lookups) => files::run_lookups(visit),
+        Unit::Whole(Group::Changes) => union::run_changes(visit),
+        Unit::Whole(Group::CopyUp) => union::run_copy_up(visit),
+        Unit::Whole(Group::BranchData) => union::run_data(visit),
     }
 }
 

@@ -74,7 +74,7 @@ static TESTS: &[Test] = &[
     bytes("dd-then-sync", "dd, then sync: both", Group::Dd, true),
     bytes("dd-alone", "dd, then sync: dd alone", Group::Dd, true),
     bytes("dd-fsync", "dd conv=fsync", Group::Dd, true),
-    count("dirty-after-sync", "dirty after that sync (whole machine)", Group::Dd),
+    count("dirty-after-sync", "dirty after that sync (whole machine)", Group::Dd, true),
     operations("shell-short", "short lines", Group::Shell, true),
     operations("shell-long", "long lines", Group::Shell, true),
     operations("shell-very-long", "very long lines", Group::Shell, true),
@@ -91,6 +91,6 @@ static TESTS: &[Test] = &[
     bytes("warm-read-4k", "read, 4 KiB records", Group::Warm, true),
     bytes("warm-random-read-4k", "random read, 4 KiB", Group::Warm, true),
     operations("warm-stat", "stat", Group::Warm, true),
-    count("overshoot", "over the limit on the host", Group::Fill),
-    count("lost", "accepted but not in the files", Group::Fill),
+    count("overshoot", "over the limit on the host", Group::Fill, true),
+    count("lost", "accepted but not in the files", Group::Fill, true),
 ];

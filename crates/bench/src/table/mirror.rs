@@ -11,7 +11,7 @@ pub static MIRROR: Table = Table {
     tests: TESTS,
     targets: TARGETS,
     default_targets: &["direct", "symlink", "bind", "bindfs", "bindfs-bindfs", "bind-bindfs", "nacre", "nacre-nacre", "bind-nacre"],
-    place: Place::Image,
+    place: Place::Image("ext4"),
     amounts: &["full", "sizes", "records", "cache", "files", "listing", "tree"],
     programs: &[("bindfs", "--version"), ("fusermount3", "-V"), ("fio", "--version"), ("ls", "--version"), ("tar", "--version")],
 };

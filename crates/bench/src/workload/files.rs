@@ -110,6 +110,12 @@ pub fn churn(paths: &[CString]) -> Result<(), Failure> {
 
 /// Measures the group on one target.
 pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
+    run_lookups(visit)?;
+    if visit.reads_only { Ok(()) } else { run_changes(visit, visit.scale.files) }
+}
+
+/// Measures what only looks at the files that [`prepare`] made.
+pub fn run_lookups(visit: &mut Visit<'_>) -> Result<(), Failure> {
     let count = visit.scale.files;
     let directory = visit.shared("files");
     let (paths, missing) = (spread(&directory, count, "file")?, spread(&directory, count, "none")?);
@@ -121,11 +127,11 @@ pub fn run(visit: &mut Visit<'_>) -> Result<(), Failure> {
     visit.sample("missing-again", repeated(|| stat_missing(&missing))?, count)?;
     visit.cold()?;
     visit.sample("open-first", timed(|| read_all(&paths))?.0, count)?;
-    visit.sample("open-again", repeated(|| read_all(&paths))?, count)?;
-    if visit.reads_only { Ok(()) } else { run_changes(visit, count) }
+    visit.sample("open-again", repeated(|| read_all(&paths))?, count)
 }
 
-fn run_changes(visit: &Visit<'_>, count: u64) -> Result<(), Failure> {
+/// Measures what changes files in the visit's own directory.
+pub fn run_changes(visit: &Visit<'_>, count: u64) -> Result<(), Failure> {
     let (olds, news) = (flat(&visit.own, count, "old")?, flat(&visit.own, count, "new")?);
     visit.sample("create", timed(|| olds.iter().try_for_each(|path| create(path)))?.0, count)?;
     let rename = |(old, new): (&CString, &CString)| {

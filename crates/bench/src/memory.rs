@@ -1,0 +1,66 @@
+//! The memory of the daemon that serves a mount, as the kernel counts it. Daemons are known by their command lines, which name the mount point.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::failure::{Doing, Failure};
+
+/// Anonymous memory of the processes whose command lines name `point`, bytes: what they hold of their own, without the program itself.
+/// `None` where there is none, as for a file system of the kernel's.
+pub fn of_daemon(point: &Path) -> Result<Option<u64>, Failure> {
+    let mut held = None;
+    let processes = Path::new("/proc");
+    for entry in fs::read_dir(processes).doing("listing", processes)? {
+        let process = entry.doing("listing", processes)?;
+        if !process.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        // A process may end at any moment, and those of others may not be looked into: neither is a daemon of ours.
+        let Ok(words) = fs::read(process.path().join("cmdline")) else { continue };
+        if !names(&words, point) {
+            continue;
+        }
+        // Exact, unlike the counters in `status`.
+        let Ok(maps) = fs::read_to_string(process.path().join("smaps_rollup")) else { continue };
+        held = Some(held.unwrap_or(0) + anonymous(&maps).unwrap_or(0));
+    }
+    Ok(held)
+}
+
+/// Whether one of the words, each ended by a zero byte, is the path.
+fn names(words: &[u8], point: &Path) -> bool {
+    words.split(|byte| *byte == 0).any(|word| word == point.as_os_str().as_bytes())
+}
+
+/// `Anonymous` of a process's maps, bytes.
+fn anonymous(maps: &str) -> Option<u64> {
+    let line = maps.lines().find_map(|line| line.strip_prefix("Anonymous:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_is_known_by_its_words() {
+        assert!(names(b"nacre\0union\0/a:/b\0/mnt/x\0", Path::new("/mnt/x")));
+        assert!(!names(b"nacre\0union\0/a:/b\0/mnt/xy\0", Path::new("/mnt/x")));
+        assert_eq!(anonymous("5-7 ---p 00 [rollup]\nRss:   99 kB\nAnonymous:     128 kB\n"), Some(128 << 10));
+        assert_eq!(anonymous("Rss: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn a_running_process_holds_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(of_daemon(directory.path()), Ok(None));
+        let mut child = Command::new("sh").args(["-c", "read line"]).arg(directory.path()).stdin(Stdio::piped()).spawn().unwrap();
+        // The command line is the child's own once spawn has returned.
+        assert!(of_daemon(directory.path()).unwrap().is_some_and(|bytes| bytes > 0));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}
