@@ -40,6 +40,8 @@ pub struct Words {
     pub udba: Option<Udba>,
     /// Whether POSIX ACLs are obeyed; `None` where the list does not say.
     pub acl: Option<bool>,
+    /// Whether there are extended attributes, ACLs among them; `None` where the list does not say.
+    pub xattr: Option<bool>,
     /// Words that were accepted and change nothing, each with the reason.
     pub unneeded: Vec<(String, &'static str)>,
     /// Words that are not the union's own.
@@ -172,7 +174,7 @@ fn split(list: &OsStr) -> Vec<OsString> {
 
 /// Whether a word that is obeyed says how the union behaves, not what it consists of.
 fn shapes(name: &str) -> bool {
-    const OTHERS: [&str; 9] = ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl"];
+    const OTHERS: [&str; 10] = ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl", "xattr"];
     !OTHERS.contains(&name) && UNNEEDED.iter().all(|(known, _)| *known != name)
 }
 
@@ -290,6 +292,7 @@ impl Words {
             }
             "acl" => self.acl = Some(word.flag()?),
             "noacl" => self.acl = Some(!word.flag()?),
+            "xattr" => self.xattr = Some(word.choice(&[(&["passthrough"], true), (&["nosys", "noattr"], false)])?),
             "fhsm_sec" => options.tier.set("every", word.text()?)?,
             name if name.starts_with("tier.") => options.tier.set(name.trim_start_matches("tier."), word.text()?)?,
             name => {

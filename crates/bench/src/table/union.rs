@@ -10,7 +10,7 @@ pub static UNION: Table = Table {
     title: "Two branches shown as one tree",
     tests: TESTS,
     targets: TARGETS,
-    default_targets: &["direct", "overlayfs", "fuse-overlayfs", "mergerfs", "unionfs-fuse", "nacre-union"],
+    default_targets: &["direct", "overlayfs", "fuse-overlayfs", "mergerfs", "unionfs-fuse", "nacre-union", "nacre-union-noxattr"],
     // The founding document's file system; it makes reflinks, and inodes as they are needed.
     place: Place::Image("xfs"),
     amounts: &["full", "names", "files", "copy", "cache"],
@@ -30,6 +30,7 @@ const FUSE_OVERLAYFS: Step = Step::Union(Union::FuseOverlayfs);
 const MERGERFS: Step = Step::Union(Union::Mergerfs);
 const UNIONFS_FUSE: Step = Step::Union(Union::UnionfsFuse);
 const NACRE: Step = Step::Union(Union::Nacre(&[]));
+const WITHOUT_XATTRS: Step = Step::Union(Union::Nacre(&["-o", "xattr=nosys"]));
 
 static TARGETS: &[Target] = &[
     Target { id: "direct", title: "larger branch", ..LOWER },
@@ -38,6 +39,7 @@ static TARGETS: &[Target] = &[
     Target { id: "mergerfs", title: "mergerfs", steps: &[MERGERFS], ..LOWER },
     Target { id: "unionfs-fuse", title: "unionfs-fuse", steps: &[UNIONFS_FUSE], ..LOWER },
     Target { id: "nacre-union", title: "nacre", steps: &[NACRE], ..LOWER },
+    Target { id: "nacre-union-noxattr", title: "nacre, no xattrs", steps: &[WITHOUT_XATTRS], ..LOWER },
 ];
 
 static TESTS: &[Test] = &[

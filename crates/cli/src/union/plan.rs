@@ -119,7 +119,8 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
     let spec = StackSpec { layers };
     spec.check().map_err(|error| Failure::usage(error.to_string()))?;
     let mut mount = plan::mount(program, StackSource::Spec(spec), mountpoint, settings);
-    mount.door.acl = words.acl.unwrap_or(mount.door.acl);
+    mount.door.xattr = words.xattr.unwrap_or(mount.door.xattr);
+    mount.door.acl = words.acl.unwrap_or(mount.door.acl) && mount.door.xattr;
     if read_only && words.own.iter().any(|word| word.as_bytes().starts_with(b"create") || word.as_bytes().starts_with(b"category.create")) {
         mount.warnings.push("nothing can be created in this union: no branch is rw".to_owned());
     }

@@ -28,6 +28,8 @@ fn aufs_as_it_stands_in_fstabs() {
 
 #[test]
 fn overlay_as_containers_call_it() {
+    assert_eq!(parse("br:/a,xattr=nosys").unwrap().xattr, Some(false));
+    assert!(parse("br:/a,xattr=none").is_err());
     let words = parse(r"lowerdir=/a\:b:/c,upperdir=/up,workdir=/work,volatile,noacl,nosuid").unwrap();
     let branches: Vec<String> = words.branches.iter().map(|(path, mode)| format!("{} {mode}", path.display())).collect();
     assert_eq!(branches, ["/up rw", "/a:b ro+wh", "/c ro+wh"]);
