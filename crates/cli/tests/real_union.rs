@@ -491,7 +491,7 @@ fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
         (vec![format!("{a}=bogus:{b}"), m.to_owned()], 2, "is no branch attribute"),
         (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), "create=best".into()], 2, "there is no such policy"),
         (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), "nosuchword".into()], 2, "unknown option -o nosuchword"),
-        (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), "warn_perm".into()], 2, "not compared yet"),
+        (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), "wsum".into()], 2, "write sum"),
         (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), format!("br:{a}")], 2, "named twice"),
         (vec![format!("{a}:{b}"), m.to_owned(), "-o".into(), "force-user=root".into()], 2, "is not for unions"),
         (vec![format!("{a}:{b}")], 2, "BRANCHES and MOUNTPOINT are needed"),
@@ -507,6 +507,13 @@ fn what_cannot_stand_is_refused_and_nothing_is_mounted() {
     // Only read-only branches are fine; who asks where new files go is told that there will be none.
     let said = text(&union([&format!("{a}=ro:{b}=ro"), m, "-o", "create=mfs", "--explain"]).stderr);
     assert!(said.contains("nothing can be created in this union"), "{said}");
+    // Whoever asks is told of owners and modes that are hidden.
+    fs::set_permissions(b, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    for (word, says) in [("warn_perm", true), ("nowarn_perm", false)] {
+        let said = text(&union([&format!("{a}:{b}"), m, "-o", word]).stderr);
+        assert_eq!(said.contains("its top directory is 0:0 0700"), says, "{said}");
+        assert!(run("umount", [&fixture.mountpoint]).status.success());
+    }
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub struct Words {
 }
 
 /// Words that change nothing here, and why.
-pub(crate) const UNNEEDED: [(&str, &str); 45] = [
+pub(crate) const UNNEEDED: [(&str, &str); 44] = [
     ("rdblk", "listings take what memory they need"),
     ("rdhash", "listings grow as they need"),
     ("rdcache", "listings are kept while nothing changes, not for a time"),
@@ -72,7 +72,6 @@ pub(crate) const UNNEEDED: [(&str, &str); 45] = [
     ("trunc_xino_path", "inode numbers need no tables"),
     ("itrunc_xino", "inode numbers need no tables"),
     ("dirperm1", "permissions are always those of the topmost directory"),
-    ("nowarn_perm", "nothing is said about owners and modes of branches"),
     ("nosum", "it is the default"),
     ("noshwh", "it is the default"),
     ("dio", "direct I/O is passed on"),
@@ -103,7 +102,7 @@ pub(crate) const UNNEEDED: [(&str, &str); 45] = [
 ];
 
 /// Words that are refused, and why.
-pub(crate) const REFUSED: [(&str, &str); 25] = [
+pub(crate) const REFUSED: [(&str, &str); 24] = [
     ("add", "it is a command here: nacre union add, del, mod"),
     ("ins", "it is a command here: nacre union add, del, mod"),
     ("append", "it is a command here: nacre union add, del, mod"),
@@ -112,7 +111,6 @@ pub(crate) const REFUSED: [(&str, &str); 25] = [
     ("mod", "it is a command here: nacre union add, del, mod"),
     ("noplink", "hard links are always kept; leave the word out"),
     ("nodirperm1", "permissions are those of the topmost directory; leave the word out"),
-    ("warn_perm", "owners and modes of branches are not compared yet"),
     ("wsum", "it never worked in aufs either; write sum"),
     ("droplvl", "write the words that it stands for"),
     ("metacopy", "copying attributes alone is not available yet"),
@@ -275,6 +273,8 @@ impl Words {
             "whiteout" => options.whiteout = word.text()?.parse().map_err(ParseError::new)?,
             "shwh" => options.show_whiteouts = word.flag()?,
             "sum" => options.sum = word.flag()?,
+            "warn_perm" => options.warn_permissions = word.flag()?,
+            "nowarn_perm" => options.warn_permissions = !word.flag()?,
             "moveonenospc" => options.move_when_full = word.choice(&[(&["true", "mfs"], true), (&["false"], false)])?,
             "diropq" => options.opaque_always = word.choice(&[(&["a", "always"], true), (&["w", "whiteouted"], false)])?,
             "dirren" => self.dirren(word)?,

@@ -60,6 +60,8 @@ pub struct UnionOptions {
     pub opaque_always: bool,
     /// `statfs(2)` tells all file systems together, not only that of the file.
     pub sum: bool,
+    /// Whoever opens branches says where the owner or mode of a top directory is not the one that is shown. Nothing else depends on it.
+    pub warn_permissions: bool,
     /// How many entries are copied at most for the rename of a directory that is not on a writable branch as a whole; beyond it the
     /// answer is EXDEV, upon which programs copy by themselves. 0: always EXDEV.
     pub directory_copy_limit: usize,
@@ -85,6 +87,7 @@ impl Default for UnionOptions {
             sync: true,
             opaque_always: false,
             sum: false,
+            warn_permissions: false,
             directory_copy_limit: 1_000,
             directory_redirect: false,
             move_when_full: false,

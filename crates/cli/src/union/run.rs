@@ -380,7 +380,10 @@ fn drain(mountpoint: &Path, branch: Vec<u8>, how: DrainHow) -> Result<(), Failur
 }
 
 fn drained(told: &DrainReport) -> Result<(), Failure> {
-    told.left.iter().for_each(|(path, why)| tell(&format!("{path} stays: {why}")));
+    for (path, why) in &told.left {
+        let path = if path.is_empty() { "/" } else { path };
+        tell(&format!("{} stays: {}", printable(path.as_bytes()), printable(why.as_bytes())));
+    }
     if let Some(why) = &told.failed {
         return Err(Failure::new(printable(why.as_bytes())));
     }
@@ -429,6 +432,7 @@ fn moves(told: &TierRunReport) -> String {
         text.push_str(&format!("{path}: {from} -> {to} ({}, {why})\n", Size::new(plan.bytes).short()));
     }
     for (path, why) in &told.left {
+        let path = if path.is_empty() { "/" } else { path };
         text.push_str(&format!("{} stays: {}\n", printable(path.as_bytes()), printable(why.as_bytes())));
     }
     text

@@ -9,7 +9,7 @@ use crate::{
     spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, UnionSpec},
 };
 use nacre_union::{BranchMode, ChangeError, Control, Member, Union};
-use nacre_vfs::Errno;
+use nacre_vfs::{Errno, Layer};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::{
@@ -72,10 +72,21 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
         members.push(opened);
         claims.push(claim);
     }
+    let compared: Vec<_> =
+        members.iter().filter(|_| options.warn_permissions).map(|member| (member.name.clone(), Arc::clone(&member.layer))).collect();
     let union = Arc::new(Union::named(members, options).map_err(|error| error.to_string())?);
+    warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
     Ok(Served { union, claims: Mutex::new(claims) })
+}
+
+/// What to say of a branch whose top directory has another owner or mode than the one that is shown.
+fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<String> {
+    let permissions = |layer: &dyn Layer| layer.root().ok().map(|root| (root.attr.uid, root.attr.gid, root.attr.mode));
+    let (shown, here) = (permissions(union)?, permissions(layer)?);
+    let told = |(uid, gid, mode): (u32, u32, u32)| format!("{uid}:{gid} {mode:04o}");
+    (shown != here).then(|| format!("branch {}: its top directory is {}, shown is {}", name.display(), told(here), told(shown)))
 }
 
 /// Opens a branch, and claims it where it is written.
@@ -182,7 +193,11 @@ impl Stack {
         self.change(|union, served, control| {
             let place = place.min(union.branch.0.len());
             let (member, claim) = member(&branch, union, context, &mut warnings)?;
+            let layer = Arc::clone(&member.layer);
             let slot = control.add(member, place)?;
+            if union.options().is_ok_and(|options| options.warn_permissions) {
+                warnings.extend(other_permissions(&served.union, &branch.name(), &*layer));
+            }
             served.claims.lock().extend(claim.map(|claim| (slot, claim)));
             union.branch.0.insert(place, branch);
             Ok(())
