@@ -24,17 +24,24 @@ const AT_IT: Duration = Duration::from_secs(1);
 /// Names that were taken ahead are handed out only as long as a native listing might do so.
 const AHEAD_FOR: Duration = Duration::from_secs(2);
 
-/// Which directory, made of which branches, at which moment.
+/// Which directory, made of which branches, at which moment, and who reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) key: FileId,
     pub(super) token: Option<u64>,
     pub(super) slots: Box<[u8]>,
+    /// The thread that reads: of two that have come to the same position, each has its own past.
+    reader: u32,
 }
 
 impl Ticket {
     pub(super) fn new(request: &Request<'_>, sources: &[Source<'_>]) -> Ticket {
-        Ticket { key: request.key, token: request.token, slots: sources.iter().map(|source| source.slot).collect() }
+        Ticket {
+            key: request.key,
+            token: request.token,
+            slots: sources.iter().map(|source| source.slot).collect(),
+            reader: request.caller.pid,
+        }
     }
 
     /// Whether a listing of these branches can go on although the directory may be on more of them now. It must go on without the new ones: a file
@@ -76,8 +83,11 @@ impl KeptMerges {
 
     /// The merge of the listing that was told `from` last, if one is kept.
     pub(super) fn take(&self, ticket: &Ticket, from: u64) -> Option<Kept> {
-        self.take_where(|kept| kept.ticket.is_part_of(ticket) && kept.reached == from)
-            .or_else(|| self.take_where(|kept| kept.ticket.is_part_of(ticket) && kept.merge.told(from)))
+        let own = |kept: &Kept| kept.ticket.reader == ticket.reader && kept.ticket.is_part_of(ticket);
+        self.take_where(|kept| own(kept) && kept.reached == from)
+            .or_else(|| self.take_where(|kept| own(kept) && kept.merge.told(from)))
+            // Another thread may go on where the first one stopped.
+            .or_else(|| self.take_where(|kept| kept.ticket.is_part_of(ticket) && kept.reached == from))
     }
 
     /// Any merge of the directory in exactly this state.
