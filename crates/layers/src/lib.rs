@@ -8,7 +8,6 @@ pub mod accounts;
 pub mod cage;
 pub mod clock;
 pub mod context;
-mod delegate;
 #[cfg(test)]
 mod fakes;
 pub mod host;

@@ -16,12 +16,12 @@ mod record;
 mod tests;
 
 use nacre_vfs::{
-    Attr, Caller, Coherence, Collector, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node,
-    OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+    Attr, Caller, Description, DirEntry, DirSink, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, Result, SetAttr,
+    XattrFlags,
 };
 use parking_lot::Mutex;
 use record::Record;
-use std::sync::{Arc, mpsc::Sender};
+use std::sync::Arc;
 
 /// On whose behalf files are made below: whoever runs the layer.
 const OWN: Caller = Caller::ROOT;
@@ -230,34 +230,14 @@ impl Layer for OverrideStat {
         Err(Errno::ESTALE)
     }
 
-    fn id(&self, node: &Node) -> Result<FileId> {
-        self.below.id(node)
-    }
-
-    fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.below.path(node)
-    }
-
-    fn adopt(&self, known: &Node, fresh: &Node) {
-        self.below.adopt(known, fresh);
-    }
-
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         self.shown(node, self.below.getattr(caller, node, file)?)
-    }
-
-    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
-        self.below.access(caller, node, mask)
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         let rest = self.change_record(node, file, change)?;
         let attr = if rest.is_empty() { self.below.getattr(caller, node, file) } else { self.below.setattr(caller, node, file, &rest) };
         self.shown(node, attr?)
-    }
-
-    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        self.below.readlink(caller, node)
     }
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
@@ -321,44 +301,8 @@ impl Layer for OverrideStat {
         self.entry(self.below.link(caller, node, file, parent, name)?)
     }
 
-    fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.below.unlink(caller, parent, name)
-    }
-
-    fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.below.rmdir(caller, parent, name)
-    }
-
-    fn rename(
-        &self,
-        caller: &Caller,
-        parent: &Node,
-        name: Name<'_>,
-        new_parent: &Node,
-        new_name: Name<'_>,
-        flags: RenameFlags,
-    ) -> Result<()> {
-        self.below.rename(caller, parent, name, new_parent, new_name, flags)
-    }
-
-    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
-        self.below.open(caller, node, flags)
-    }
-
     fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         self.below.readdir(caller, node, from, attributes, &mut Shown { layer: self, above: sink })
-    }
-
-    fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
-        self.below.fsyncdir(caller, node, data_only)
-    }
-
-    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
-        self.below.statfs(caller, node)
-    }
-
-    fn syncfs(&self) -> Result<()> {
-        self.below.syncfs()
     }
 
     fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
@@ -397,28 +341,8 @@ impl Layer for OverrideStat {
         }
     }
 
-    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        self.below.ioctl(caller, node, request, output)
-    }
-
-    fn coherence(&self, scope: Scope<'_>) -> Coherence {
-        self.below.coherence(scope)
-    }
-
-    fn watch(&self, channel: Sender<Invalidation>) {
-        self.below.watch(channel);
-    }
-
     fn has_acls(&self) -> bool {
         false
-    }
-
-    fn judges_callers(&self) -> bool {
-        self.below.judges_callers()
-    }
-
-    fn collect(&self, door: &Arc<dyn Collector>) -> bool {
-        self.below.collect(door)
     }
 
     fn describe(&self) -> Description {
@@ -428,4 +352,6 @@ impl Layer for OverrideStat {
         };
         Description::new("override-stat").with("attribute", attribute).over(self.below.describe())
     }
+
+    nacre_vfs::forward_layer! { id path adopt access readlink unlink rmdir rename open fsyncdir statfs syncfs ioctl coherence watch judges_callers collect }
 }

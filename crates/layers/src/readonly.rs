@@ -4,7 +4,6 @@
 //! content, attributes (times included), extended attributes and file flags, and opening for writing. Reading leaves no trace: files are opened
 //! with `O_NOATIME` where the mounter is root, who may.
 
-use crate::delegate::forward;
 use nacre_vfs::{AllocateMode, Attr, Caller, Description, Errno, Filter, Ioctl, Op, OpenFile, OpenFlags, Opened, Result};
 use std::{any::Any, sync::Arc};
 
@@ -125,7 +124,7 @@ impl OpenFile for ReadOnlyFile {
         self.below.ioctl(request, output)
     }
 
-    forward! { inner read flush fsync seek test_lock set_lock flock backing collected }
+    nacre_vfs::forward_file! { inner read flush fsync seek test_lock set_lock flock backing collected }
 }
 
 #[cfg(test)]

@@ -21,7 +21,6 @@ pub(crate) mod tests;
 
 pub use rules::{Rules, RulesError};
 
-use crate::delegate::forward;
 use arc_swap::ArcSwap;
 use nacre_vfs::{
     AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags, Opened, Result,
@@ -246,5 +245,5 @@ impl OpenFile for NeverCut {
         if mode.0 & DROPPING != 0 { Err(Errno::EPERM) } else { self.below.allocate(mode, offset, length) }
     }
 
-    forward! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing collected }
+    nacre_vfs::forward_file! { inner read write append flush fsync seek copy_to test_lock set_lock flock ioctl backing collected }
 }

@@ -12,7 +12,6 @@ mod tests;
 use crate::{
     clock::Clock,
     context::{Waiting, wait_for},
-    delegate::forward,
 };
 use bucket::Bucket;
 use nacre_vfs::{Description, Filter, OpenFile, OpenFlags, Opened, Result};
@@ -144,7 +143,7 @@ impl OpenFile for ThrottledFile {
         None
     }
 
-    forward! { inner flush fsync allocate seek test_lock set_lock flock ioctl }
+    nacre_vfs::forward_file! { inner flush fsync allocate seek test_lock set_lock flock ioctl }
 }
 
 impl ThrottledFile {

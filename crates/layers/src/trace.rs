@@ -5,7 +5,7 @@
 //! `nacre::operation`; changes at `debug`, questions at `trace` (or everything at `debug`). Errors are part of the line and never a warning:
 //! a name that does not exist is daily life.
 
-use crate::{clock::Clock, delegate::forward, spec::TraceLevel};
+use crate::{clock::Clock, spec::TraceLevel};
 use nacre_vfs::{
     AllocateMode, Attr, Caller, Coherence, Description, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, LockOwner, Name,
     Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
@@ -297,5 +297,5 @@ impl OpenFile for TracedFile {
         self.log.run(Change, "ioctl", None, &|| format!("{:#x}", request.command), || self.below.ioctl(request, output))
     }
 
-    forward! { inner test_lock set_lock flock backing collected }
+    nacre_vfs::forward_file! { inner test_lock set_lock flock backing collected }
 }

@@ -12,6 +12,7 @@ mod describe;
 mod errno;
 mod filter;
 mod filtered;
+mod forwarding;
 mod layer;
 mod name;
 mod node;

@@ -11,7 +11,6 @@ use super::{
     inodes::{Announced, Inode, State},
     ledger::Full,
 };
-use crate::delegate::forward;
 use nacre_sys::ioctls::command;
 use nacre_vfs::{AllocateMode, Caller, Collected, Errno, Ioctl, LockOwner, Node, OpenFile, OpenFlags, Opened, Result};
 use parking_lot::MutexGuard;
@@ -489,5 +488,5 @@ impl OpenFile for CageFile {
         if self.lease.collectable { Some(self) } else { None }
     }
 
-    forward! { inner read seek test_lock set_lock flock }
+    nacre_vfs::forward_file! { inner read seek test_lock set_lock flock }
 }

@@ -2,8 +2,8 @@
 //! count; those that fail change nothing.
 
 use nacre_vfs::{
-    AllocateMode, Attr, Caller, Coherence, Collector, Description, DirSink, Entry, Errno, FileId, FileLock, Invalidation, Ioctl, Kind,
-    Layer, LockKind, LockOwner, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, Whence, XattrFlags,
+    AllocateMode, Attr, Caller, Collector, Entry, Errno, Kind, Layer, Name, Node, OpenFile, OpenFlags, Opened, RenameFlags, Result,
+    SetAttr, XattrFlags,
 };
 use std::{
     any::Any,
@@ -11,7 +11,6 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
-        mpsc::Sender,
     },
 };
 
@@ -63,33 +62,9 @@ impl Faulty {
 }
 
 impl Layer for Faulty {
-    fn root(&self) -> Result<Entry> {
-        self.below.root()
-    }
-    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        self.below.lookup(caller, parent, name)
-    }
-    fn id(&self, node: &Node) -> Result<FileId> {
-        self.below.id(node)
-    }
-    fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.below.path(node)
-    }
-    fn adopt(&self, known: &Node, fresh: &Node) {
-        self.below.adopt(known, fresh);
-    }
-    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
-        self.below.getattr(caller, node, file)
-    }
-    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
-        self.below.access(caller, node, mask)
-    }
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
         self.fault.change()?;
         self.below.setattr(caller, node, file, change)
-    }
-    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        self.below.readlink(caller, node)
     }
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
         self.fault.change()?;
@@ -140,24 +115,9 @@ impl Layer for Faulty {
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         Ok(self.wrap(self.below.open(caller, node, flags)?))
     }
-    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        self.below.readdir(caller, node, from, attributes, sink)
-    }
     fn fsyncdir(&self, caller: &Caller, node: &Node, data_only: bool) -> Result<()> {
         self.fault.change()?;
         self.below.fsyncdir(caller, node, data_only)
-    }
-    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
-        self.below.statfs(caller, node)
-    }
-    fn syncfs(&self) -> Result<()> {
-        self.below.syncfs()
-    }
-    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        self.below.getxattr(caller, node, name, buffer)
-    }
-    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        self.below.listxattr(caller, node, buffer)
     }
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         self.fault.change()?;
@@ -167,27 +127,11 @@ impl Layer for Faulty {
         self.fault.change()?;
         self.below.removexattr(caller, node, name)
     }
-    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        self.below.ioctl(caller, node, request, output)
-    }
-    fn coherence(&self, scope: Scope<'_>) -> Coherence {
-        self.below.coherence(scope)
-    }
-    fn watch(&self, channel: Sender<Invalidation>) {
-        self.below.watch(channel);
-    }
-    fn has_acls(&self) -> bool {
-        self.below.has_acls()
-    }
-    fn judges_callers(&self) -> bool {
-        self.below.judges_callers()
-    }
     fn collect(&self, _: &Arc<dyn Collector>) -> bool {
         false
     }
-    fn describe(&self) -> Description {
-        self.below.describe()
-    }
+
+    nacre_vfs::forward_layer! { root lookup id path adopt getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers describe }
 }
 
 /// A file on the branch.
@@ -200,12 +144,6 @@ impl OpenFile for FaultyFile {
     fn as_any(&self) -> &dyn Any {
         self
     }
-    fn inner(&self) -> &dyn OpenFile {
-        self.below.inner()
-    }
-    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        self.below.read(buffer, offset)
-    }
     fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.fault.change()?;
         self.below.write(data, offset)
@@ -213,9 +151,6 @@ impl OpenFile for FaultyFile {
     fn append(&self, data: &[u8]) -> Result<usize> {
         self.fault.change()?;
         self.below.append(data)
-    }
-    fn flush(&self, owner: LockOwner) -> Result<()> {
-        self.below.flush(owner)
     }
     fn fsync(&self, data_only: bool) -> Result<()> {
         self.fault.change()?;
@@ -225,24 +160,9 @@ impl OpenFile for FaultyFile {
         self.fault.change()?;
         self.below.allocate(mode, offset, length)
     }
-    fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
-        self.below.seek(offset, whence)
-    }
     fn copy_to(&self, _: u64, _: &dyn OpenFile, _: u64, _: u64, _: u32) -> Result<u64> {
         // Copies go through `write`, which counts.
         Err(Errno::EXDEV)
-    }
-    fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock> {
-        self.below.test_lock(owner, lock)
-    }
-    fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
-        self.below.set_lock(owner, lock, wait)
-    }
-    fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
-        self.below.flock(owner, kind, wait)
-    }
-    fn ioctl(&self, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
-        self.below.ioctl(request, output)
     }
     fn backing(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -250,4 +170,6 @@ impl OpenFile for FaultyFile {
     fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
         None
     }
+
+    nacre_vfs::forward_file! { inner read flush seek test_lock set_lock flock ioctl }
 }
