@@ -44,6 +44,11 @@ impl Ticket {
         }
     }
 
+    /// Whether it is the same directory in the same state, whoever reads it.
+    pub(super) fn is_same_state(&self, other: &Ticket) -> bool {
+        (self.key, self.token, &self.slots) == (other.key, other.token, &other.slots)
+    }
+
     /// Whether a listing of these branches can go on although the directory may be on more of them now. It must go on without the new ones: a file
     /// copied up meanwhile is still to be shown where it was found.
     fn is_part_of(&self, now: &Ticket) -> bool {

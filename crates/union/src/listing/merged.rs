@@ -198,7 +198,7 @@ impl MergedListings {
             return None;
         }
         let table = self.table.lock();
-        let whole = table.whole.get(&ticket.key).filter(|whole| whole.ticket == *ticket)?;
+        let whole = table.whole.get(&ticket.key).filter(|whole| whole.ticket.is_same_state(ticket))?;
         whole.used.store(true, Ordering::Relaxed);
         Some(Arc::clone(whole))
     }
