@@ -43,6 +43,7 @@ fn anonymous(maps: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -57,8 +58,17 @@ mod tests {
     fn a_running_process_holds_memory() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(of_daemon(directory.path()), Ok(None));
-        let mut child = Command::new("sh").args(["-c", "read line"]).arg(directory.path()).stdin(Stdio::piped()).spawn().unwrap();
-        // The command line is the child's own once spawn has returned.
+        let mut child = Command::new("sh")
+            .args(["-c", "echo runs; read line"])
+            .arg(directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Spawning returns before the kernel has laid out the new command line (fs/exec.c): what it says itself shows that it runs.
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "runs\n");
         assert!(of_daemon(directory.path()).unwrap().is_some_and(|bytes| bytes > 0));
         drop(child.stdin.take());
         child.wait().unwrap();
