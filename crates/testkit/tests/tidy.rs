@@ -26,6 +26,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-layers", &["nacre-vfs", "nacre-sys", "nacre-union"], &["nacre-testkit"]),
     ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-union", &["nacre-vfs", "nacre-sys"], &["nacre-layers", "nacre-testkit"]),
+    ("nacre-pool", &[], &[]),
     ("nacre-bench", &[], &[]),
     ("nacre-testkit", &["nacre-vfs"], &[]),
     ("nacre-cli", &["nacre-vfs", "nacre-sys", "nacre-layers", "nacre-union", "nacre-fuse", "fusewire", "nacre-bench"], &["nacre-testkit"]),

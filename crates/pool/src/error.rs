@@ -1,0 +1,82 @@
+//! What can go wrong in a pool, for every module of the engine.
+//!
+//! Callers turn these into error numbers (a door) or messages (a command): so each says what failed and on what.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::pointer::{Pointer, Txg};
+
+/// How a frame, a label or a table on a device is not what was written there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// The content does not have the checksum in the pointer.
+    Checksum,
+    /// The header of the frame is not one, or is that of another frame.
+    Header,
+    /// Compressed content that does not unpack to the length in the pointer.
+    Compression,
+    /// A structure with impossible fields; the text says which.
+    Structure(&'static str),
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Checksum => f.write_str("the checksum does not fit"),
+            Self::Header => f.write_str("the frame's header is not the expected one"),
+            Self::Compression => f.write_str("the compressed content does not unpack"),
+            Self::Structure(what) => f.write_str(what),
+        }
+    }
+}
+
+/// An error of the engine. Cheap to clone: a failed commit is told to everybody who waits for it.
+#[derive(Clone, Debug)]
+pub enum PoolError {
+    /// A device failed: which one, during what, and the system's reason.
+    Device {
+        /// The device, by its path or number.
+        device: String,
+        /// "reading", "writing", "syncing".
+        doing: &'static str,
+        /// The reason.
+        source: Arc<io::Error>,
+    },
+    /// A frame that is reachable cannot be read as it was written.
+    Frame {
+        /// Its pointer.
+        pointer: Pointer,
+        /// What is wrong with it.
+        damage: Damage,
+    },
+    /// A structure outside frames (label, root record, row) is damaged.
+    Format(Damage),
+    /// No room that the caller may use is left.
+    NoSpace,
+    /// A failed write has stopped the pool at this txg: what was promised durable is, nothing further is accepted.
+    Suspended {
+        /// The last durable txg.
+        durable: Txg,
+        /// Why.
+        reason: String,
+    },
+    /// The pool, its format or a request does not allow it; the text says what and why.
+    Refused(String),
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device { device, doing, source } => write!(f, "{doing} {device}: {source}"),
+            Self::Frame { pointer, damage } => write!(f, "frame {pointer}: {damage}"),
+            Self::Format(damage) => damage.fmt(f),
+            Self::NoSpace => f.write_str("the pool is full"),
+            Self::Suspended { durable, reason } => write!(f, "the pool is suspended after txg {durable}: {reason}"),
+            Self::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for PoolError {}

@@ -1,0 +1,79 @@
+//! The edge between trees and the store: frames are read and written through [`Frames`], so that a tree is tested over a map in memory.
+
+use std::sync::Arc;
+
+use crate::error::PoolError;
+use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
+
+/// Which open segment a frame goes to: frames that die together lie together (see "cleaning" in `docs/pool-format.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stream {
+    /// Nodes of trees, large values.
+    Metadata = 1,
+    /// File content as users write it.
+    Data = 2,
+    /// What the cleaner has moved.
+    Survivors = 3,
+    /// The segment table; its segments are named by root records, not by the table.
+    Table = 4,
+}
+
+/// Whose frame it is, written into the frame's header: a scrub names the damaged file without a walk of any tree, and a lost tree can be salvaged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The dataset; 0 is the catalog.
+    pub dataset: u64,
+    /// The inode of file content; 0 for a tree's nodes.
+    pub object: u64,
+    /// The offset of file content, bytes; the height of a tree's node.
+    pub offset: u64,
+}
+
+/// How content is to be packed; a frame keeps content as it is where packing does not save an eighth of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// As it is.
+    Off,
+    /// LZ4.
+    Lz4,
+    /// zstd at a level of 1 to 19, or -1 to -7 for the fast ones.
+    Zstd(i8),
+}
+
+/// What is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct NewFrame<'a> {
+    /// Which open segment it goes to.
+    pub stream: Stream,
+    /// What it holds.
+    pub kind: FrameKind,
+    /// Whose it is.
+    pub owner: Owner,
+    /// The txg that it belongs to.
+    pub birth: Txg,
+    /// Its content, 1 byte to 16 MiB.
+    pub content: &'a [u8],
+    /// How to pack it.
+    pub packing: Packing,
+    /// How to check it.
+    pub checksum: ChecksumKind,
+}
+
+/// Frames by their pointers.
+pub trait Frames: Send + Sync {
+    /// The content of a frame, unpacked and checked. Frames that were written but not committed yet are read as well.
+    ///
+    /// # Errors
+    /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
+
+    /// Tells that frames will be read soon, in this order. Never fails: it is a hint.
+    fn expect(&self, pointers: &[Pointer]);
+
+    /// Writes a frame; it is durable once its txg is committed.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError>;
+}
