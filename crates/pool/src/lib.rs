@@ -20,11 +20,30 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+pub mod cache;
+pub mod catalog;
+pub mod checksum;
 pub mod codec;
+pub mod deadlist;
+pub mod device;
+pub mod engine;
 pub mod error;
+pub mod files;
+pub mod frame;
 pub mod frames;
+pub mod label;
+pub mod log;
+pub mod names;
+pub mod packing;
 pub mod pointer;
+pub mod properties;
+pub mod rows;
+pub mod segment;
+pub mod space;
+pub mod store;
+pub mod tree;
 
 pub use error::{Damage, PoolError};
 pub use frames::{Frames, NewFrame, Owner, Packing, Stream};
 pub use pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
+pub use store::Store;

@@ -1,0 +1,29 @@
+//! The catalog: the tree that names all others. Datasets, snapshots, bookmarks, holds, clones, properties, history; deadlists live in it as well.
+//!
+//! Called by the engine, which holds one lock over it: administration and commits change it, nobody else reads it.
+//!
+//! ```text
+//!  kind  row         key after the kind byte           value
+//!  0x10  head        -                                 PoolHead: next dataset, root dataset, list of what is being freed
+//!  0x11  dataset     dataset                           DatasetRow
+//!  0x12  child       parent, name                      dataset
+//!  0x13  property    dataset (0: the pool), name       source, value
+//!  0x14  snapshot    dataset, txg                      SnapshotRow
+//!  0x15  by name     dataset, name of a snapshot       txg
+//!  0x16  bookmark    dataset, name                     BookmarkRow
+//!  0x17  hold        dataset, txg, tag                 time
+//!  0x18  clone       dataset, txg, clone's dataset     nothing
+//!  0x19  history     number                            HistoryRow
+//!  0x1a  doomed      dataset                           what is left of a dataset that is being destroyed
+//!  0x30  ...         deadlists                         see `deadlist`
+//! ```
+//!
+//! Invariants: numbers in keys are big-endian; every decoder takes any bytes; a dataset's number is never given twice.
+
+pub mod rows;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use rows::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, PropertySource, SnapshotRow};
+pub use table::Catalog;

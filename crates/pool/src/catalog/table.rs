@@ -1,0 +1,422 @@
+//! The catalog's tree with its rows by their types, and as the rows that deadlists lie in.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::rows::{self, BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
+use crate::cache::Cache;
+use crate::deadlist::{Deadlists, Point, RowVisitor, Rows};
+use crate::error::{Damage, PoolError};
+use crate::frames::{Frames, Packing};
+use crate::pointer::{ChecksumKind, Pointer, Txg};
+use crate::tree::{Context, Settings, Tree, View, Written, commit::Form};
+
+/// The dataset number in the frames of the catalog.
+const CATALOG: u64 = 0;
+
+/// The catalog of a pool.
+pub struct Catalog {
+    tree: Tree,
+    frames: Arc<dyn Frames>,
+    cache: Arc<Cache>,
+    txg: Txg,
+}
+
+impl std::fmt::Debug for Catalog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Catalog").field("txg", &self.txg).finish_non_exhaustive()
+    }
+}
+
+fn missing(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}
+
+impl Catalog {
+    /// The catalog with this root; what changes now belongs to `txg`.
+    #[must_use]
+    pub fn open(frames: Arc<dyn Frames>, cache: Arc<Cache>, root: Option<Pointer>, txg: Txg) -> Self {
+        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg }
+    }
+
+    /// What changes from now on belongs to this txg.
+    pub fn set_txg(&mut self, txg: Txg) {
+        self.txg = txg;
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { frames: &*self.frames, cache: &self.cache }
+    }
+
+    /// Writes what has changed. Nobody may change the catalog meanwhile.
+    ///
+    /// # Errors
+    /// Those of the frames.
+    pub fn write_out(&mut self, txg: Txg) -> Result<(Written, Vec<Pointer>), PoolError> {
+        let frozen = self.tree.freeze();
+        let written = frozen.write_out(&self.context(), Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
+        self.tree.settle(&frozen)?;
+        Ok((written, self.tree.take_dead(txg)))
+    }
+
+    /// The catalog as it is now, to be read without it.
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.tree.view()
+    }
+
+    fn typed<R>(&self, key: &[u8], decode: impl Fn(&[u8]) -> Result<R, PoolError>) -> Result<Option<R>, PoolError> {
+        self.get(key)?.as_deref().map(decode).transpose()
+    }
+
+    /// All rows of a range, decoded, with their keys.
+    fn all<R>(&self, range: Range<Vec<u8>>, decode: impl Fn(&[u8], &[u8]) -> Result<R, PoolError>) -> Result<Vec<R>, PoolError> {
+        let mut found = Vec::new();
+        self.range(range, &mut |key, row| {
+            found.push(decode(key, row)?);
+            Ok(true)
+        })?;
+        Ok(found)
+    }
+
+    /// The head.
+    ///
+    /// # Errors
+    /// Those of the tree, as for all here; a catalog without a head is damaged.
+    pub fn head(&self) -> Result<PoolHead, PoolError> {
+        self.typed(&rows::key(rows::HEAD, &[], b""), PoolHead::decode)?.ok_or_else(|| missing("a catalog without a head"))
+    }
+
+    /// Sets the head.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_head(&mut self, head: &PoolHead) -> Result<(), PoolError> {
+        self.put(&rows::key(rows::HEAD, &[], b""), &head.encode())
+    }
+
+    /// A number for a new dataset.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn number(&mut self) -> Result<u64, PoolError> {
+        let mut head = self.head()?;
+        let number = head.next;
+        head.next += 1;
+        self.set_head(&head)?;
+        Ok(number)
+    }
+
+    /// A dataset.
+    ///
+    /// # Errors
+    /// As [`Self::head`]; one that is not there is damage: whoever names it has found it in the catalog.
+    pub fn dataset(&self, id: u64) -> Result<DatasetRow, PoolError> {
+        self.typed(&rows::key(rows::DATASET, &[id], b""), DatasetRow::decode)?
+            .ok_or_else(|| missing("a dataset that is not in the catalog"))
+    }
+
+    /// All datasets, by their numbers.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn datasets(&self) -> Result<Vec<(u64, DatasetRow)>, PoolError> {
+        self.all(rows::below(rows::DATASET, &[]), |key, row| Ok((rows::parts::<1>(key)?.0[0], DatasetRow::decode(row)?)))
+    }
+
+    /// Sets a dataset that is there, with the name it has.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_dataset(&mut self, id: u64, row: &DatasetRow) -> Result<(), PoolError> {
+        self.put(&rows::key(rows::DATASET, &[id], b""), &row.encode())
+    }
+
+    /// Enters a dataset under its name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn enter(&mut self, id: u64, row: &DatasetRow) -> Result<(), PoolError> {
+        self.set_dataset(id, row)?;
+        self.put(&rows::key(rows::CHILD, &[row.parent], row.name.as_bytes()), &id.to_le_bytes())
+    }
+
+    /// Takes a dataset and its name out; its properties as well.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn leave(&mut self, id: u64) -> Result<(), PoolError> {
+        let row = self.dataset(id)?;
+        self.delete(&rows::key(rows::CHILD, &[row.parent], row.name.as_bytes()))?;
+        for (name, _) in self.properties(id)? {
+            self.delete(&rows::key(rows::PROPERTY, &[id], name.as_bytes()))?;
+        }
+        self.delete(&rows::key(rows::DATASET, &[id], b""))
+    }
+
+    /// Gives a dataset another name or parent.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn rename(&mut self, id: u64, parent: u64, name: &str) -> Result<(), PoolError> {
+        let mut row = self.dataset(id)?;
+        self.delete(&rows::key(rows::CHILD, &[row.parent], row.name.as_bytes()))?;
+        (row.parent, row.name) = (parent, name.to_owned());
+        self.enter(id, &row)
+    }
+
+    /// The child of a dataset with this name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn child(&self, parent: u64, name: &str) -> Result<Option<u64>, PoolError> {
+        self.typed(&rows::key(rows::CHILD, &[parent], name.as_bytes()), |row| {
+            row.try_into().map(u64::from_le_bytes).map_err(|_| missing("the number of a child"))
+        })
+    }
+
+    /// The children of a dataset, by name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn children(&self, parent: u64) -> Result<Vec<u64>, PoolError> {
+        self.all(rows::below(rows::CHILD, &[parent]), |_, row| {
+            row.try_into().map(u64::from_le_bytes).map_err(|_| missing("the number of a child"))
+        })
+    }
+
+    /// The stored properties of a dataset (0: the pool), by name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn properties(&self, dataset: u64) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        self.all(rows::below(rows::PROPERTY, &[dataset]), |key, row| {
+            let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
+            Ok((name.to_owned(), PropertyRow::decode(row)?))
+        })
+    }
+
+    /// Sets a property, or removes it.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_property(&mut self, dataset: u64, name: &str, value: Option<&PropertyRow>) -> Result<(), PoolError> {
+        let key = rows::key(rows::PROPERTY, &[dataset], name.as_bytes());
+        match value {
+            Some(value) => self.put(&key, &value.encode()),
+            None => self.delete(&key),
+        }
+    }
+
+    /// A snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::dataset`].
+    pub fn snapshot(&self, dataset: u64, txg: Txg) -> Result<SnapshotRow, PoolError> {
+        self.typed(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""), SnapshotRow::decode)?
+            .ok_or_else(|| missing("a snapshot that is not in the catalog"))
+    }
+
+    /// The snapshots of a dataset, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn snapshots(&self, dataset: u64) -> Result<Vec<(Txg, SnapshotRow)>, PoolError> {
+        self.all(rows::below(rows::SNAPSHOT, &[dataset]), |key, row| Ok((Txg(rows::parts::<2>(key)?.0[1]), SnapshotRow::decode(row)?)))
+    }
+
+    /// The snapshot with this name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn snapshot_named(&self, dataset: u64, name: &str) -> Result<Option<Txg>, PoolError> {
+        self.typed(&rows::key(rows::SNAPSHOT_NAME, &[dataset], name.as_bytes()), |row| {
+            row.try_into().map(u64::from_le_bytes).map(Txg).map_err(|_| missing("the txg of a snapshot"))
+        })
+    }
+
+    /// Sets a snapshot that is there, with the name it has.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_snapshot(&mut self, dataset: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
+        self.put(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""), &row.encode())
+    }
+
+    /// Enters a snapshot under its name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn enter_snapshot(&mut self, dataset: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
+        self.set_snapshot(dataset, txg, row)?;
+        self.put(&rows::key(rows::SNAPSHOT_NAME, &[dataset], row.name.as_bytes()), &txg.0.to_le_bytes())
+    }
+
+    /// Takes a snapshot and its name out.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn leave_snapshot(&mut self, dataset: u64, txg: Txg) -> Result<(), PoolError> {
+        let row = self.snapshot(dataset, txg)?;
+        self.delete(&rows::key(rows::SNAPSHOT_NAME, &[dataset], row.name.as_bytes()))?;
+        self.delete(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""))
+    }
+
+    /// The bookmarks of a dataset, by name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn bookmarks(&self, dataset: u64) -> Result<Vec<(String, BookmarkRow)>, PoolError> {
+        self.all(rows::below(rows::BOOKMARK, &[dataset]), |key, row| {
+            let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a bookmark"))?;
+            Ok((name.to_owned(), BookmarkRow::decode(row)?))
+        })
+    }
+
+    /// Sets a bookmark, or removes it.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_bookmark(&mut self, dataset: u64, name: &str, row: Option<&BookmarkRow>) -> Result<(), PoolError> {
+        let key = rows::key(rows::BOOKMARK, &[dataset], name.as_bytes());
+        match row {
+            Some(row) => self.put(&key, &row.encode()),
+            None => self.delete(&key),
+        }
+    }
+
+    /// The tags that hold a snapshot, with the times of the holds, seconds since 1970.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn holds(&self, dataset: u64, txg: Txg) -> Result<Vec<(String, i64)>, PoolError> {
+        self.all(rows::below(rows::HOLD, &[dataset, txg.0]), |key, row| {
+            let tag = std::str::from_utf8(rows::parts::<2>(key)?.1).map_err(|_| missing("the tag of a hold"))?;
+            let at = row.try_into().map(i64::from_le_bytes).map_err(|_| missing("the time of a hold"))?;
+            Ok((tag.to_owned(), at))
+        })
+    }
+
+    /// Sets a hold, or releases it; the snapshot's count follows.
+    ///
+    /// # Errors
+    /// As [`Self::dataset`].
+    pub fn set_hold(&mut self, dataset: u64, txg: Txg, tag: &str, at: Option<i64>) -> Result<(), PoolError> {
+        let key = rows::key(rows::HOLD, &[dataset, txg.0], tag.as_bytes());
+        match at {
+            Some(at) => self.put(&key, &at.to_le_bytes())?,
+            None => self.delete(&key)?,
+        }
+        let mut row = self.snapshot(dataset, txg)?;
+        row.holds = self.holds(dataset, txg)?.len() as u64;
+        self.set_snapshot(dataset, txg, &row)
+    }
+
+    /// The datasets that were cloned from a snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn clones(&self, dataset: u64, txg: Txg) -> Result<Vec<u64>, PoolError> {
+        self.all(rows::below(rows::CLONE, &[dataset, txg.0]), |key, _| Ok(rows::parts::<3>(key)?.0[2]))
+    }
+
+    /// Notes or forgets that a dataset was cloned from a snapshot; the snapshot's count follows.
+    ///
+    /// # Errors
+    /// As [`Self::dataset`].
+    pub fn set_clone(&mut self, dataset: u64, txg: Txg, clone: u64, is: bool) -> Result<(), PoolError> {
+        let key = rows::key(rows::CLONE, &[dataset, txg.0, clone], b"");
+        if is {
+            self.put(&key, b"")?;
+        } else {
+            self.delete(&key)?;
+        }
+        let mut row = self.snapshot(dataset, txg)?;
+        row.clones = self.clones(dataset, txg)?.len() as u64;
+        self.set_snapshot(dataset, txg, &row)
+    }
+
+    /// The line of points that a dataset's head descends from, as the deadlists speak of it: the snapshots of its origins up to where each was
+    /// cloned, its own, the head. With it, the position of the first point that is its own.
+    ///
+    /// # Errors
+    /// As [`Self::dataset`]; origins that lead in a circle are damage.
+    pub fn history_of(&self, dataset: u64) -> Result<(Vec<Point>, usize), PoolError> {
+        let head = self.dataset(dataset)?;
+        let mut lines = vec![self.points(dataset, Point::HEAD)?];
+        let mut origin = head.origin;
+        let mut last = Point::HEAD;
+        while let Some((from, txg)) = origin {
+            if txg >= last {
+                return Err(missing("a dataset that descends from itself"));
+            }
+            last = txg;
+            lines.push(self.points(from, txg)?);
+            origin = self.dataset(from)?.origin;
+        }
+        let own = lines.iter().skip(1).map(Vec::len).sum();
+        let mut points: Vec<Point> = lines.into_iter().rev().flatten().collect();
+        points.push(Point { txg: Point::HEAD, referenced: head.usage.referenced, list: head.list });
+        Ok((points, own))
+    }
+
+    fn points(&self, dataset: u64, through: Txg) -> Result<Vec<Point>, PoolError> {
+        let snapshots = self.snapshots(dataset)?.into_iter().filter(|(txg, _)| *txg <= through);
+        Ok(snapshots.map(|(txg, row)| Point { txg, referenced: row.referenced, list: row.list }).collect())
+    }
+
+    /// Adds a line to the history; the oldest go when there are more than `most`.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn remember(&mut self, line: &HistoryRow, most: u64) -> Result<(), PoolError> {
+        let mut head = self.head()?;
+        let number = head.history;
+        head.history += 1;
+        self.set_head(&head)?;
+        self.put(&rows::key(rows::HISTORY, &[number], b""), &line.encode())?;
+        if let Some(old) = number.checked_sub(most) {
+            self.delete(&rows::key(rows::HISTORY, &[old], b""))?;
+        }
+        Ok(())
+    }
+
+    /// The history, the oldest line first.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn history(&self) -> Result<Vec<HistoryRow>, PoolError> {
+        self.all(rows::below(rows::HISTORY, &[]), |_, row| HistoryRow::decode(row))
+    }
+
+    /// The deadlists.
+    pub fn deadlists(&mut self) -> Deadlists<'_, Self> {
+        Deadlists::new(self)
+    }
+}
+
+impl Rows for Catalog {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError> {
+        self.tree.get(&self.context(), key)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        self.tree.put(&context, self.txg, key, value)
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Result<(), PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        self.tree.remove(&context, self.txg, key).map(drop)
+    }
+
+    fn range(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError> {
+        let mut cursor = self.tree.view().cursor(self.context(), &range.start, Some(&range.end))?;
+        while let Some((key, row)) = cursor.next()? {
+            if !visit(key, row)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,499 @@
+//! Deadlists: which frames of a snapshot its successor does not reference any more, so that destroying a snapshot costs what it frees and not
+//! what it holds. The catalog keeps them as rows; a commit appends to them, destroying, rollback and the figures of snapshots read them.
+//!
+//! A history is a line of points: snapshots from the oldest on, those of origins included, then the head. The list of a point holds the frames
+//! that the point before referenced and this one does not. A list is cut into buckets by birth: the bucket `after` holds frames born after that
+//! snapshot and not after the next.
+//!
+//! ```text
+//!  head frees a frame:    born after the newest snapshot ? free it : append it to the head's list
+//!  snapshot S:            S takes the head's list; the head gets an empty one
+//!  destroy S (P S N):     of N's list the frames born in (P, S] are freed; the rest and S's list are N's list from now on
+//!  rollback to S:         the head's list is forgotten: the frames are referenced again
+//!  clone from S:          an empty list; its history is that of S
+//!  promote:               snapshots change their owner; lists and histories stay, because buckets follow births and not owners
+//! ```
+//!
+//! Invariants: a frame is in at most one list per history after the snapshot that holds it; a bucket's totals are those of its chunks; a bucket
+//! whose snapshot has been destroyed belongs to the interval that it lies in, so destroying touches no list but two.
+
+use std::ops::Range;
+
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::pointer::{Pointer, Txg};
+
+pub mod history;
+
+pub use history::{Fate, Point, killed};
+
+/// Kind byte of the row that counts lists and chunks.
+pub const COUNTERS: u8 = 0x30;
+/// Kind byte of buckets: list, after -> totals.
+pub const BUCKET: u8 = 0x31;
+/// Kind byte of a bucket's chunks: list, after, chunk -> totals of the chunk.
+pub const PART: u8 = 0x32;
+/// Kind byte of chunks: chunk -> entries.
+pub const CHUNK: u8 = 0x33;
+
+/// How long a chunk grows before the next one is begun, bytes.
+const CHUNK_BYTES: usize = 6144;
+
+/// Chunks of fewer entries are joined where lists are merged; larger ones are moved without being read.
+const SMALL_CHUNK: u64 = 256;
+
+/// The longest encoded entry, bytes.
+const ENTRY_BYTES: usize = 5 + 5 + 10 + 10;
+
+/// What is shown a row, key and value, and says whether it wants the next.
+pub type RowVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, PoolError> + 'a;
+
+/// Rows in the order of their keys: the catalog's tree, or a map.
+pub trait Rows {
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// Those of the tree, as for all here.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
+
+    /// Sets the value of a key.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError>;
+
+    /// Removes a key, if it is there.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn delete(&mut self, key: &[u8]) -> Result<(), PoolError>;
+
+    /// Shows the rows of a range in order, as long as the visitor says `true`.
+    ///
+    /// # Errors
+    /// As [`Self::get`], and the visitor's.
+    fn range(&self, range: Range<Vec<u8>>, visit: &mut RowVisitor<'_>) -> Result<(), PoolError>;
+}
+
+/// The number of a list. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListId(pub u64);
+
+/// A frame that waits to be freed: as much of its pointer as freeing needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Dead {
+    /// As [`Pointer::segment`].
+    pub segment: u32,
+    /// As [`Pointer::index`].
+    pub index: u32,
+    /// As [`Pointer::charged`], bytes.
+    pub charged: u64,
+    /// As [`Pointer::birth`].
+    pub birth: Txg,
+    /// Other records may name the frame: what is freed is one reference.
+    pub shared: bool,
+}
+
+impl Dead {
+    /// The frame of a pointer.
+    #[must_use]
+    pub fn of(pointer: &Pointer, shared: bool) -> Self {
+        Self { segment: pointer.segment, index: pointer.index, charged: pointer.charged(), birth: pointer.birth, shared }
+    }
+
+    fn encode(&self, to: &mut Writer) {
+        to.varint(self.segment.into());
+        to.varint(self.index.into());
+        to.varint((self.charged / u64::from(Pointer::UNIT)) << 1 | u64::from(self.shared));
+        to.varint(self.birth.0);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let mut small = || u32::try_from(from.varint()?).map_err(|_| damaged("a number of more than 32 bits"));
+        let (segment, index) = (small()?, small()?);
+        let (units, birth) = (from.varint()?, Txg(from.varint()?));
+        let charged = (units >> 1).checked_mul(Pointer::UNIT.into()).ok_or_else(|| damaged("the length of a dead frame"))?;
+        Ok(Self { segment, index, charged, birth, shared: units & 1 != 0 })
+    }
+}
+
+/// Births after one txg, up to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Births {
+    /// Not this one, but what follows.
+    pub after: Txg,
+    /// This one included.
+    pub through: Txg,
+}
+
+impl Births {
+    /// All of them.
+    pub const ALL: Self = Self { after: Txg(0), through: Txg(u64::MAX) };
+
+    /// Those after a txg.
+    #[must_use]
+    pub fn after(txg: Txg) -> Self {
+        Self { after: txg, through: Txg(u64::MAX) }
+    }
+
+    /// Those up to a txg.
+    #[must_use]
+    pub fn through(txg: Txg) -> Self {
+        Self { after: Txg(0), through: txg }
+    }
+
+    /// The keys of the buckets of a list for these births, which begin and end at snapshots.
+    fn buckets(&self, kind: u8, list: ListId) -> Range<Vec<u8>> {
+        key(kind, &[list.0, self.after.0])..key(kind, &[list.0, self.through.0])
+    }
+}
+
+/// How much is in a list or a part of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Sum of the charged bytes.
+    pub bytes: u64,
+    /// How many frames.
+    pub entries: u64,
+}
+
+impl Totals {
+    fn plus(self, other: Self) -> Result<Self, PoolError> {
+        let (bytes, entries) = (self.bytes.checked_add(other.bytes), self.entries.checked_add(other.entries));
+        bytes.zip(entries).map(|(bytes, entries)| Self { bytes, entries }).ok_or_else(|| damaged("the totals of a deadlist"))
+    }
+
+    fn minus(self, other: Self) -> Result<Self, PoolError> {
+        let (bytes, entries) = (self.bytes.checked_sub(other.bytes), self.entries.checked_sub(other.entries));
+        bytes.zip(entries).map(|(bytes, entries)| Self { bytes, entries }).ok_or_else(|| damaged("the totals of a deadlist"))
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.varint(self.bytes);
+        to.varint(self.entries);
+        to.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        let mut from = Reader::new(bytes);
+        let totals = Self { bytes: from.varint()?, entries: from.varint()? };
+        if from.is_empty() { Ok(totals) } else { Err(damaged("bytes after the totals of a deadlist")) }
+    }
+}
+
+/// The deadlists in a set of rows.
+#[derive(Debug)]
+pub struct Deadlists<'a, R: Rows + ?Sized> {
+    rows: &'a mut R,
+}
+
+impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
+    /// Those in these rows.
+    pub fn new(rows: &'a mut R) -> Self {
+        Self { rows }
+    }
+
+    /// A new empty list: for a new head, after a snapshot, or for what is to be freed.
+    ///
+    /// # Errors
+    /// Those of the rows; [`PoolError::Format`] for damaged ones, as for all here.
+    pub fn create(&mut self) -> Result<ListId, PoolError> {
+        let (list, chunk) = self.counters()?;
+        self.set_counters(list.wrapping_add(1), chunk)?;
+        Ok(ListId(list))
+    }
+
+    /// Appends frames. `history` are the txgs of the snapshots that the list's point descends from, in ascending order, origins included.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn append(&mut self, list: ListId, history: &[Txg], dead: &[Dead]) -> Result<(), PoolError> {
+        let mut sorted: Vec<(Txg, &Dead)> = dead.iter().map(|entry| (bucket_of(history, entry.birth), entry)).collect();
+        sorted.sort_by_key(|(after, _)| *after);
+        for group in sorted.chunk_by(|(a, _), (b, _)| a == b) {
+            if let Some((after, _)) = group.first() {
+                self.append_to_bucket(list, *after, group.iter().map(|(_, entry)| **entry))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// How much of a list was born then.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn totals(&self, list: ListId, births: Births) -> Result<Totals, PoolError> {
+        let mut sum = Totals::default();
+        self.rows.range(births.buckets(BUCKET, list), &mut |_, value| {
+            sum = sum.plus(Bucket::decode(value)?.totals)?;
+            Ok(true)
+        })?;
+        Ok(sum)
+    }
+
+    /// Shows the frames of a list that were born then.
+    ///
+    /// # Errors
+    /// As [`Self::create`], and the visitor's.
+    pub fn visit(&self, list: ListId, births: Births, visit: &mut dyn FnMut(&Dead) -> Result<(), PoolError>) -> Result<(), PoolError> {
+        for part in self.parts(births.buckets(PART, list), usize::MAX)? {
+            for entry in &self.chunk(part.chunk)? {
+                visit(entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what was born then from one list to another, chunk by chunk.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn transfer(&mut self, from: ListId, births: Births, to: ListId) -> Result<Totals, PoolError> {
+        let parts = self.parts(births.buckets(PART, from), usize::MAX)?;
+        let mut moved = Totals::default();
+        for part in parts {
+            self.detach(from, &part)?;
+            self.attach(to, &part)?;
+            moved = moved.plus(part.totals)?;
+        }
+        Ok(moved)
+    }
+
+    /// Destroys a snapshot that has neither clones nor holds: what only it references goes to `freeing`. Returns how much that is, and the list
+    /// of the next point from now on. The smaller list is moved into the larger one.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn destroy_snapshot(
+        &mut self,
+        previous: Txg,
+        snapshot: &Point,
+        next: ListId,
+        freeing: ListId,
+    ) -> Result<(Totals, ListId), PoolError> {
+        let freed = self.transfer(next, Births { after: previous, through: snapshot.txg }, freeing)?;
+        let (own, rest) = (self.totals(snapshot.list, Births::ALL)?, self.totals(next, Births::ALL)?);
+        let (from, to) = if own.entries <= rest.entries { (snapshot.list, next) } else { (next, snapshot.list) };
+        self.transfer(from, Births::ALL, to)?;
+        Ok((freed, to))
+    }
+
+    /// Takes frames out of a list, a chunk at a time, until there are at least so many: what background freeing does in one txg. Nothing is left
+    /// when the result is empty.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn drain(&mut self, list: ListId, least: usize) -> Result<Vec<Dead>, PoolError> {
+        let mut taken = Vec::new();
+        while taken.len() < least {
+            let parts = self.parts(Births::ALL.buckets(PART, list), 1)?;
+            let Some(part) = parts.first() else { break };
+            taken.extend(self.chunk(part.chunk)?);
+            self.detach(list, part)?;
+            self.rows.delete(&key(CHUNK, &[part.chunk]))?;
+        }
+        Ok(taken)
+    }
+
+    /// Forgets a list without freeing anything: the frames are referenced again (rollback), or others reference them (a clone is destroyed).
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn forget(&mut self, list: ListId) -> Result<(), PoolError> {
+        for part in self.parts(Births::ALL.buckets(PART, list), usize::MAX)? {
+            self.detach(list, &part)?;
+            self.rows.delete(&key(CHUNK, &[part.chunk]))?;
+        }
+        Ok(())
+    }
+
+    fn append_to_bucket(&mut self, list: ListId, after: Txg, entries: impl Iterator<Item = Dead>) -> Result<(), PoolError> {
+        let mut open = self.last_part(list, after)?;
+        let mut content = Writer::default();
+        if let Some(part) = &open {
+            content.bytes(&self.chunk_bytes(part.chunk)?);
+        }
+        let mut added = Totals::default();
+        for entry in entries {
+            if content.len() + ENTRY_BYTES > CHUNK_BYTES {
+                self.store_part(list, after, &mut open, std::mem::take(&mut content), std::mem::take(&mut added))?;
+                open = None;
+            }
+            entry.encode(&mut content);
+            added = added.plus(Totals { bytes: entry.charged, entries: 1 })?;
+        }
+        if added.entries > 0 {
+            self.store_part(list, after, &mut open, content, added)?;
+        }
+        Ok(())
+    }
+
+    fn store_part(&mut self, list: ListId, after: Txg, open: &mut Option<Part>, content: Writer, added: Totals) -> Result<(), PoolError> {
+        let (chunk, before) = match open.take() {
+            Some(part) => (part.chunk, part.totals),
+            None => {
+                let (next_list, next_chunk) = self.counters()?;
+                self.set_counters(next_list, next_chunk.wrapping_add(1))?;
+                (next_chunk, Totals::default())
+            }
+        };
+        self.rows.put(&key(CHUNK, &[chunk]), &content.finish())?;
+        self.rows.put(&key(PART, &[list.0, after.0, chunk]), &before.plus(added)?.encode())?;
+        let totals = self.bucket(list, after)?.totals.plus(added)?;
+        self.rows.put(&key(BUCKET, &[list.0, after.0]), &Bucket { totals, last: chunk }.encode())
+    }
+
+    /// The chunk that was appended to last, if it has room.
+    fn last_part(&self, list: ListId, after: Txg) -> Result<Option<Part>, PoolError> {
+        let last = self.bucket(list, after)?.last;
+        let Some(value) = self.rows.get(&key(PART, &[list.0, after.0, last]))? else { return Ok(None) };
+        let room = self.chunk_bytes(last)?.len() + ENTRY_BYTES <= CHUNK_BYTES;
+        let part = Part { after, chunk: last, totals: Totals::decode(&value)? };
+        Ok(room.then_some(part))
+    }
+
+    fn parts(&self, range: Range<Vec<u8>>, most: usize) -> Result<Vec<Part>, PoolError> {
+        let mut parts = Vec::new();
+        self.rows.range(range, &mut |key, value| {
+            parts.push(Part::decode(key, value)?);
+            Ok(parts.len() < most)
+        })?;
+        Ok(parts)
+    }
+
+    fn detach(&mut self, list: ListId, part: &Part) -> Result<(), PoolError> {
+        self.rows.delete(&key(PART, &[list.0, part.after.0, part.chunk]))?;
+        let bucket = self.bucket(list, part.after)?;
+        let left = Bucket { totals: bucket.totals.minus(part.totals)?, last: if bucket.last == part.chunk { 0 } else { bucket.last } };
+        let key = key(BUCKET, &[list.0, part.after.0]);
+        if left.totals.entries == 0 { self.rows.delete(&key) } else { self.rows.put(&key, &left.encode()) }
+    }
+
+    /// Gives a chunk to a list: its number, or where it is small its entries, so that many small merges do not leave many small chunks.
+    fn attach(&mut self, list: ListId, part: &Part) -> Result<(), PoolError> {
+        if part.totals.entries < SMALL_CHUNK
+            && let Some(mut open) = self.last_part(list, part.after)?
+        {
+            let content = self.chunk_bytes(part.chunk)?;
+            let mut joined = self.chunk_bytes(open.chunk)?;
+            if joined.len() + content.len() <= CHUNK_BYTES {
+                joined.extend_from_slice(&content);
+                open.totals = open.totals.plus(part.totals)?;
+                self.rows.put(&key(CHUNK, &[open.chunk]), &joined)?;
+                self.rows.put(&key(PART, &[list.0, part.after.0, open.chunk]), &open.totals.encode())?;
+                self.rows.delete(&key(CHUNK, &[part.chunk]))?;
+                return self.add_to_bucket(list, part, open.chunk);
+            }
+        }
+        self.rows.put(&key(PART, &[list.0, part.after.0, part.chunk]), &part.totals.encode())?;
+        self.add_to_bucket(list, part, part.chunk)
+    }
+
+    fn add_to_bucket(&mut self, list: ListId, part: &Part, last: u64) -> Result<(), PoolError> {
+        let totals = self.bucket(list, part.after)?.totals.plus(part.totals)?;
+        self.rows.put(&key(BUCKET, &[list.0, part.after.0]), &Bucket { totals, last }.encode())
+    }
+
+    fn bucket(&self, list: ListId, after: Txg) -> Result<Bucket, PoolError> {
+        self.rows.get(&key(BUCKET, &[list.0, after.0]))?.map_or(Ok(Bucket::default()), |value| Bucket::decode(&value))
+    }
+
+    fn chunk_bytes(&self, chunk: u64) -> Result<Vec<u8>, PoolError> {
+        self.rows.get(&key(CHUNK, &[chunk]))?.ok_or_else(|| damaged("a deadlist without one of its chunks"))
+    }
+
+    fn chunk(&self, chunk: u64) -> Result<Vec<Dead>, PoolError> {
+        decode_chunk(&self.chunk_bytes(chunk)?)
+    }
+
+    fn counters(&self) -> Result<(u64, u64), PoolError> {
+        let Some(value) = self.rows.get(&[COUNTERS])? else { return Ok((1, 1)) };
+        let mut from = Reader::new(&value);
+        Ok((from.varint()?, from.varint()?))
+    }
+
+    fn set_counters(&mut self, list: u64, chunk: u64) -> Result<(), PoolError> {
+        let mut to = Writer::default();
+        to.varint(list);
+        to.varint(chunk);
+        self.rows.put(&[COUNTERS], &to.finish())
+    }
+}
+
+/// The entries of a chunk.
+///
+/// # Errors
+/// [`PoolError::Format`] for bytes that are no chunk.
+pub fn decode_chunk(bytes: &[u8]) -> Result<Vec<Dead>, PoolError> {
+    let mut from = Reader::new(bytes);
+    let mut entries = Vec::new();
+    while !from.is_empty() {
+        entries.push(Dead::decode(&mut from)?);
+    }
+    Ok(entries)
+}
+
+/// The value of a bucket's row: the sum of its chunks, and the chunk that was appended to last (0 where none is known).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bucket {
+    totals: Totals,
+    last: u64,
+}
+
+impl Bucket {
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.bytes(&self.totals.encode());
+        to.varint(self.last);
+        to.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        let mut from = Reader::new(bytes);
+        let bucket = Self { totals: Totals { bytes: from.varint()?, entries: from.varint()? }, last: from.varint()? };
+        if from.is_empty() { Ok(bucket) } else { Err(damaged("bytes after the end of a bucket")) }
+    }
+}
+
+/// A chunk as a part of a bucket.
+struct Part {
+    after: Txg,
+    chunk: u64,
+    totals: Totals,
+}
+
+impl Part {
+    fn decode(key: &[u8], value: &[u8]) -> Result<Self, PoolError> {
+        let short = || damaged("the key of a deadlist's chunk");
+        let (kind, numbers) = key.split_first().ok_or_else(short)?;
+        let (_, numbers) = numbers.split_first_chunk::<8>().ok_or_else(short)?;
+        let (after, numbers) = numbers.split_first_chunk::<8>().ok_or_else(short)?;
+        let (chunk, rest) = numbers.split_first_chunk::<8>().ok_or_else(short)?;
+        if *kind != PART || !rest.is_empty() {
+            return Err(short());
+        }
+        Ok(Self { after: Txg(u64::from_be_bytes(*after)), chunk: u64::from_be_bytes(*chunk), totals: Totals::decode(value)? })
+    }
+}
+
+/// The newest snapshot before a birth; 0 where there is none.
+fn bucket_of(history: &[Txg], birth: Txg) -> Txg {
+    let older = history.partition_point(|txg| *txg < birth);
+    older.checked_sub(1).and_then(|last| history.get(last)).copied().unwrap_or_default()
+}
+
+fn key(kind: u8, numbers: &[u64]) -> Vec<u8> {
+    let mut key = vec![kind];
+    for number in numbers {
+        key.extend_from_slice(&number.to_be_bytes());
+    }
+    key
+}
+
+fn damaged(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! What snapshots and heads use, from the deadlists of their history: `used` of a snapshot, `usedbysnapshots`, `written`, `written@`, what
+//! destroying a range would free, and the counters of a head after promote, rollback and destroy.
+//!
+//! A history is the line of points that a head descends from, the oldest first, the snapshots of its origins included, itself last. Positions are
+//! indices into it.
+
+use super::{Births, Deadlists, ListId, Rows, damaged};
+use crate::error::PoolError;
+use crate::pointer::Txg;
+use crate::space::{Change, Usage};
+
+/// A snapshot, or a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// When the snapshot was taken; for a head [`Point::HEAD`].
+    pub txg: Txg,
+    /// What it references, charged bytes.
+    pub referenced: u64,
+    /// What the point before references and it does not.
+    pub list: ListId,
+}
+
+impl Point {
+    /// The txg of a head: after everything.
+    pub const HEAD: Txg = Txg(u64::MAX);
+}
+
+/// What becomes of a frame that a head does not reference any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing else references it: it is freed with this txg.
+    Freed,
+    /// A snapshot holds it: it goes onto the head's list.
+    Listed,
+}
+
+/// The free rule: the fate of a frame, and what it changes of the head's counters. `newest` is the newest snapshot that the head descends from, its
+/// origin included; `origin` the snapshot that it was cloned from; 0 where there is none.
+///
+/// # Errors
+/// [`PoolError::Format`] for a length of more than 63 bits.
+pub fn killed(birth: Txg, charged: u64, newest: Txg, origin: Txg) -> Result<(Fate, Change), PoolError> {
+    let bytes = i64::try_from(charged).map_err(|_| damaged("the length of a dead frame"))?;
+    if birth > newest {
+        return Ok((Fate::Freed, Change::written(-bytes)));
+    }
+    let own = if birth > origin { bytes } else { 0 };
+    Ok((Fate::Listed, Change { dataset: -own, snapshots: own, referenced: -bytes, unique: 0 }))
+}
+
+impl<R: Rows + ?Sized> Deadlists<'_, R> {
+    /// How much of what one point references a later one references as well, bytes.
+    ///
+    /// # Errors
+    /// Those of the rows; [`PoolError::Format`] for figures that cannot be, and positions outside the history, as for all here.
+    pub fn shared(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
+        let point = at(history, earlier)?;
+        let mut shared = point.referenced;
+        for next in between(history, earlier, later)? {
+            shared = less(shared, self.totals(next.list, Births::through(point.txg))?.bytes)?;
+        }
+        Ok(shared)
+    }
+
+    /// What a point references that an earlier one does not: `written@EARLIER`; `written` for the point just before. Bytes.
+    ///
+    /// # Errors
+    /// As [`Self::shared`].
+    pub fn written_since(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
+        less(at(history, later)?.referenced, self.shared(history, earlier, later)?)
+    }
+
+    /// What a snapshot references and neither its neighbours nor anybody but its clones: the property `used` of a snapshot. Bytes.
+    ///
+    /// # Errors
+    /// As [`Self::shared`].
+    pub fn used_by_snapshot(&self, history: &[Point], snapshot: usize) -> Result<u64, PoolError> {
+        self.used_by_range(history, snapshot, snapshot)
+    }
+
+    /// What destroying the snapshots from one to another would free, bytes.
+    ///
+    /// # Errors
+    /// As [`Self::shared`].
+    pub fn used_by_range(&self, history: &[Point], first: usize, last: usize) -> Result<u64, PoolError> {
+        let after = first.checked_sub(1).and_then(|previous| history.get(previous)).map_or(Txg(0), |point| point.txg);
+        let births = Births { after, through: at(history, last)?.txg };
+        let mut sum = 0u64;
+        for next in between(history, first, last.saturating_add(1))? {
+            sum = more(sum, self.totals(next.list, births)?.bytes)?;
+        }
+        Ok(sum)
+    }
+
+    /// The counters of the head at the end of a history; `own` is the position of its oldest own snapshot, or its own. What a catalog counts as it
+    /// goes comes to the same.
+    ///
+    /// # Errors
+    /// As [`Self::shared`].
+    pub fn usage(&self, history: &[Point], own: usize) -> Result<Usage, PoolError> {
+        let head = history.len().checked_sub(1).ok_or_else(|| damaged("a history without a head"))?;
+        let referenced = at(history, head)?.referenced;
+        let origin = own.checked_sub(1);
+        let dataset = match origin {
+            Some(origin) => self.written_since(history, origin, head)?,
+            None => referenced,
+        };
+        let unique = match head.checked_sub(1) {
+            Some(newest) => self.written_since(history, newest, head)?,
+            None => referenced,
+        };
+        let births = Births::after(origin.map_or(Ok(Txg(0)), |origin| at(history, origin).map(|point| point.txg))?);
+        let mut snapshots = 0u64;
+        for point in history.get(own..).unwrap_or_default() {
+            snapshots = more(snapshots, self.totals(point.list, births)?.bytes)?;
+        }
+        Ok(Usage { dataset, snapshots, referenced, unique })
+    }
+}
+
+fn at(history: &[Point], position: usize) -> Result<&Point, PoolError> {
+    history.get(position).ok_or_else(|| damaged("a position outside a history"))
+}
+
+/// The points after one, up to another.
+fn between(history: &[Point], earlier: usize, later: usize) -> Result<&[Point], PoolError> {
+    let range = earlier.saturating_add(1)..later.saturating_add(1);
+    history.get(range).ok_or_else(|| damaged("a position outside a history"))
+}
+
+fn less(from: u64, bytes: u64) -> Result<u64, PoolError> {
+    from.checked_sub(bytes).ok_or_else(|| damaged("a deadlist that holds more than its snapshot"))
+}
+
+fn more(to: u64, bytes: u64) -> Result<u64, PoolError> {
+    to.checked_add(bytes).ok_or_else(|| damaged("the totals of deadlists"))
+}

@@ -1,0 +1,62 @@
+//! Devices: what a pool lies on. A device has a length and is read, written, synced and discarded; it knows nothing of what it holds.
+//!
+//! Callers: labels and the store. Two kinds: files and block devices ([`FileDevice`]) and a simulator that crashes, tears, reorders and rots
+//! ([`Simulator`]), by which every module above is tested.
+//!
+//! Invariants:
+//! - A write is durable when a later [`Device::sync`] has returned, not before; until then any part of it may be there after a crash.
+//! - Reads and writes are whole or an error; nothing is read short.
+
+mod file;
+mod simulator;
+#[cfg(test)]
+mod tests;
+
+pub use file::FileDevice;
+pub use simulator::Simulator;
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::PoolError;
+
+/// Something that holds bytes.
+pub trait Device: Send + Sync {
+    /// How people call it: its path.
+    fn name(&self) -> &str;
+
+    /// Its length, bytes.
+    fn length(&self) -> u64;
+
+    /// Fills the buffer from this place.
+    ///
+    /// # Errors
+    /// The system's; also where the range ends behind the device.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Writes all bytes at this place; not durable yet.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Makes everything written so far durable.
+    ///
+    /// # Errors
+    /// The system's. What was written before is then in an unknown state.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Tells that the content of a range is not needed any more. It reads as anything afterwards.
+    ///
+    /// # Errors
+    /// The system's; a device that cannot discard returns `Ok`.
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Tells that a range will be read soon.
+    fn expect(&self, offset: u64, length: u64);
+}
+
+/// Wraps a device's error with the device's name.
+pub(crate) fn failed(device: &dyn Device, doing: &'static str, source: io::Error) -> PoolError {
+    PoolError::Device { device: device.name().to_owned(), doing, source: Arc::new(source) }
+}

@@ -1,0 +1,249 @@
+//! A device in memory that fails as real ones do: for tests of every module of the engine.
+//!
+//! Callers: tests here and in the crates above. Until a sync, writes are kept apart sector by sector; [`Simulator::crash`] lets any subset of
+//! these sectors survive, in any order, so writes are lost, torn and reordered. Errors, bit rot and latency are put in on demand.
+//!
+//! Invariant: the same seed gives the same crash.
+
+use std::io;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Device;
+
+/// Sectors are written whole or not at all, bytes.
+const SECTOR: usize = 512;
+
+/// A device in memory.
+#[derive(Debug)]
+pub struct Simulator {
+    name: String,
+    length: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What a read sees.
+    bytes: Vec<u8>,
+    /// Writes since the last sync, oldest first: where, and what was there before.
+    unsynced: Vec<(usize, Vec<u8>)>,
+    /// Operations (writes and syncs) that still succeed.
+    allowed: Option<u64>,
+    /// Operations so far.
+    operations: u64,
+    failing_reads: bool,
+    latency: Duration,
+    written: u64,
+}
+
+/// A small generator of random numbers (SplitMix64): seeded, for tests.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below this one (0 for 0).
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        if limit == 0 { 0 } else { self.next() % limit }
+    }
+}
+
+impl Simulator {
+    /// A device of zeros.
+    #[must_use]
+    pub fn new(name: &str, length: u64) -> Self {
+        let state = State { bytes: vec![0; usize::try_from(length).unwrap_or(0)], ..State::default() };
+        Self { name: name.to_owned(), length: state.bytes.len() as u64, state: Mutex::new(state) }
+    }
+
+    /// A device that holds these bytes, durably.
+    #[must_use]
+    pub fn with_bytes(name: &str, bytes: Vec<u8>) -> Self {
+        Self { name: name.to_owned(), length: bytes.len() as u64, state: Mutex::new(State { bytes, ..State::default() }) }
+    }
+
+    /// What a read would see of the whole device.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        self.state.lock().bytes.clone()
+    }
+
+    /// The power fails: of the sectors written since the last sync any subset is kept, chosen by the seed. The device works again afterwards.
+    /// Every fourth seed keeps all, every fourth none.
+    pub fn crash(&self, seed: u64) {
+        let mut random = Random(seed);
+        let mut state = self.state.lock();
+        let State { bytes, unsynced, .. } = &mut *state;
+        // Back to the last sync, newest write first, keeping what each write had put there.
+        let mut news = Vec::new();
+        for (offset, old) in std::mem::take(unsynced).into_iter().rev() {
+            if let Some(range) = bytes.get_mut(offset..offset + old.len()) {
+                news.push((offset, range.to_vec()));
+                range.copy_from_slice(&old);
+            }
+        }
+        news.reverse();
+        let share = match seed % 4 {
+            0 => 100,
+            1 => 0,
+            _ => random.below(101),
+        };
+        let mut sectors = Vec::new();
+        for (offset, new) in &news {
+            let mut at = 0;
+            while at < new.len() {
+                let end = (at + SECTOR - (offset + at) % SECTOR).min(new.len());
+                if random.below(100) < share {
+                    sectors.push((offset + at, new.get(at..end).unwrap_or_default()));
+                }
+                at = end;
+            }
+        }
+        // A device may keep a later write of a sector and then an earlier one only if nothing was ordered between them: swap some neighbours.
+        for at in 1..sectors.len() {
+            if share < 100 && random.below(8) == 0 {
+                sectors.swap(at - 1, at);
+            }
+        }
+        for (offset, sector) in sectors {
+            if let Some(range) = bytes.get_mut(offset..offset + sector.len()) {
+                range.copy_from_slice(sector);
+            }
+        }
+        state.allowed = None;
+        state.failing_reads = false;
+    }
+
+    /// Lets this many more writes and syncs succeed; all after them fail, as on a device that was unplugged.
+    pub fn fail_after(&self, operations: u64) {
+        self.state.lock().allowed = Some(operations);
+    }
+
+    /// Lets reads fail, or not any more.
+    pub fn fail_reads(&self, failing: bool) {
+        self.state.lock().failing_reads = failing;
+    }
+
+    /// Writes and syncs since the device was made.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.state.lock().operations
+    }
+
+    /// Bytes written since the device was made.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.state.lock().written
+    }
+
+    /// Flips a bit; unnoticed, as on a medium that rots.
+    pub fn rot(&self, offset: u64, bit: u8) {
+        let mut state = self.state.lock();
+        if let Some(byte) = usize::try_from(offset).ok().and_then(|offset| state.bytes.get_mut(offset)) {
+            *byte ^= 1 << (bit % 8);
+        }
+    }
+
+    /// Every operation takes this long from now on.
+    pub fn slow_down(&self, latency: Duration) {
+        self.state.lock().latency = latency;
+    }
+
+    fn wait(&self) {
+        let latency = self.state.lock().latency;
+        if !latency.is_zero() {
+            std::thread::sleep(latency);
+        }
+    }
+
+    fn range(&self, offset: u64, length: usize) -> io::Result<std::ops::Range<usize>> {
+        let start = usize::try_from(offset).map_err(|_| outside())?;
+        let end = start.checked_add(length).ok_or_else(outside)?;
+        if end as u64 > self.length { Err(outside()) } else { Ok(start..end) }
+    }
+}
+
+fn outside() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "behind the end of the device")
+}
+
+impl State {
+    fn operation(&mut self) -> io::Result<()> {
+        match &mut self.allowed {
+            Some(0) => Err(io::Error::from(rustix::io::Errno::IO)),
+            Some(left) => {
+                *left -= 1;
+                self.operations += 1;
+                Ok(())
+            }
+            None => {
+                self.operations += 1;
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Device for Simulator {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.wait();
+        let range = self.range(offset, buffer.len())?;
+        let state = self.state.lock();
+        if state.failing_reads {
+            return Err(io::Error::from(rustix::io::Errno::IO));
+        }
+        buffer.copy_from_slice(state.bytes.get(range).ok_or_else(outside)?);
+        Ok(())
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.wait();
+        let range = self.range(offset, bytes.len())?;
+        let mut state = self.state.lock();
+        state.operation()?;
+        state.written += bytes.len() as u64;
+        let place = state.bytes.get_mut(range.clone()).ok_or_else(outside)?;
+        let old = place.to_vec();
+        place.copy_from_slice(bytes);
+        state.unsynced.push((range.start, old));
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.wait();
+        let mut state = self.state.lock();
+        state.operation()?;
+        state.unsynced.clear();
+        Ok(())
+    }
+
+    fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
+        // A discarded range reads as anything: here as a pattern that no structure has.
+        let range = self.range(offset, usize::try_from(length).map_err(|_| outside())?)?;
+        let mut state = self.state.lock();
+        let place = state.bytes.get_mut(range.clone()).ok_or_else(outside)?;
+        let old = place.to_vec();
+        place.fill(0xdb);
+        state.unsynced.push((range.start, old));
+        Ok(())
+    }
+
+    fn expect(&self, _offset: u64, _length: u64) {}
+}

@@ -1,0 +1,101 @@
+//! Tests of the devices.
+
+use super::*;
+use simulator::Random;
+
+fn filled(length: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..length).map(|_| random.next() as u8).collect()
+}
+
+#[test]
+fn a_file_is_a_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    let device = FileDevice::create(&path, 1 << 20).unwrap();
+    assert_eq!(device.length(), 1 << 20);
+    assert_eq!(device.name(), path.to_str().unwrap());
+    let content = filled(8192, 1);
+    device.write_at(&content, 4096).unwrap();
+    device.sync().unwrap();
+    let mut back = vec![0; 8192];
+    device.read_at(&mut back, 4096).unwrap();
+    assert_eq!(back, content);
+    device.expect(0, 8192);
+    device.discard(4096, 8192).unwrap();
+    assert!(device.write_at(&content, (1 << 20) - 4096).is_err(), "a write must not make the file longer");
+    assert!(device.read_at(&mut back, (1 << 20) - 4096).is_err());
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
+    // One process, one device for writing; nobody reads beside a writer, readers share.
+    assert_eq!(FileDevice::open(&path, true).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+    assert_eq!(FileDevice::open(&path, false).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+    drop(device);
+    let one = FileDevice::open(&path, false).unwrap();
+    let two = FileDevice::open(&path, false).unwrap();
+    assert!(FileDevice::open(&path, true).is_err());
+    assert_eq!((one.length(), two.length()), (1 << 20, 1 << 20));
+    assert!(FileDevice::create(&path, 1).is_err(), "an existing file is not overwritten");
+    assert!(FileDevice::open(directory.path(), true).is_err(), "a directory is no device");
+}
+
+#[test]
+fn a_crash_keeps_what_was_synced_and_sectors_whole() {
+    let mut kept_some = 0;
+    for seed in 0..200 {
+        let device = Simulator::new("sim", 64 << 10);
+        let old = filled(64 << 10, seed);
+        device.write_at(&old, 0).unwrap();
+        device.sync().unwrap();
+        let new = filled(10_000, seed + 1000);
+        device.write_at(&new, 700).unwrap();
+        let newer = filled(3000, seed + 2000);
+        device.write_at(&newer, 5000).unwrap();
+        device.crash(seed);
+        let after = device.bytes();
+        let mut first = old.clone();
+        first[700..10_700].copy_from_slice(&new);
+        let mut second = first.clone();
+        second[5000..8000].copy_from_slice(&newer);
+        let mut olds = 0;
+        for (at, sector) in after.chunks(512).enumerate() {
+            let range = at * 512..at * 512 + 512;
+            let mut alone = old.clone();
+            alone[5000..8000].copy_from_slice(&newer);
+            let states = [&old[range.clone()], &first[range.clone()], &second[range.clone()], &alone[range.clone()]];
+            assert!(states.contains(&sector) || range.start < 8000, "a torn sector");
+            olds += usize::from(sector == states[0]);
+        }
+        assert_eq!(&after[..700], &old[..700]);
+        assert_eq!(&after[10_752..], &old[10_752..]);
+        match seed % 4 {
+            0 => assert_eq!(after, second),
+            1 => assert_eq!(after, old),
+            _ => kept_some += usize::from(olds > 108 && olds < 127),
+        }
+    }
+    assert!(kept_some > 20, "crashes must tear");
+}
+
+#[test]
+fn failures_are_put_in() {
+    let device = Simulator::new("sim", 4096);
+    device.fail_after(2);
+    device.write_at(&[1; 512], 0).unwrap();
+    device.sync().unwrap();
+    assert!(device.write_at(&[2; 512], 0).is_err());
+    assert!(device.sync().is_err());
+    assert_eq!(device.operations(), 2);
+    device.crash(0);
+    let mut back = [0; 1];
+    device.read_at(&mut back, 0).unwrap();
+    assert_eq!(back, [1]);
+    device.rot(0, 3);
+    device.read_at(&mut back, 0).unwrap();
+    assert_eq!(back, [9]);
+    device.fail_reads(true);
+    assert!(device.read_at(&mut back, 0).is_err());
+    assert!(device.read_at(&mut back, 1 << 40).is_err());
+    device.slow_down(std::time::Duration::from_millis(1));
+    device.write_at(&[3], 4095).unwrap();
+    assert_eq!(device.written(), 513);
+}

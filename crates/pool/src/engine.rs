@@ -1,0 +1,294 @@
+//! The engine: an imported pool. Its datasets, the commits that make them durable, and what administration does with them.
+//!
+//! Called by the layer `dataset` (files of one dataset) and by the commands' server (everything else); calls the store through [`Storage`].
+//!
+//! ```text
+//!  operations ----- gate (shared) ------> rows of a dataset, frames
+//!  commit           gate (exclusive, short): flush what memory holds, freeze every tree
+//!                   write the trees out -> free rule -> catalog -> store: durable
+//!  administration   the lock of the catalog: part of a commit
+//! ```
+//!
+//! Invariants:
+//! - Lock order: `admin`, the table of datasets, then what [`crate::files`] says. A commit holds `admin` for its whole length.
+//! - What administration changes is durable when it returns: it is a commit.
+//! - After a commit that failed nothing further is accepted: the pool is suspended, and what is durable is the state of the last commit.
+
+mod administration;
+mod commit;
+mod dataset;
+mod logging;
+mod storage;
+#[cfg(test)]
+mod tests;
+
+pub use administration::NewDataset;
+pub use dataset::{Dataset, TreeTable};
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::cache::Cache;
+use crate::catalog::{Catalog, PoolHead};
+use crate::deadlist::{Dead, ListId};
+use crate::error::PoolError;
+use crate::files::{Clock, Gate, Storing};
+use crate::frames::{Frames, NewFrame, Packing};
+use crate::log;
+use crate::pointer::{ChecksumKind, Pointer, Txg};
+use crate::space::{Forest, Limits};
+
+/// The store as the engine sees it.
+pub trait Storage: Frames {
+    /// Nothing reaches the frame any more once `txg` is committed.
+    ///
+    /// # Errors
+    /// A frame that the store does not know, or that is free already: the catalog is damaged.
+    fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;
+
+    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log begins.
+    ///
+    /// # Errors
+    /// A device that fails; the store is suspended then.
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start) -> Result<(), PoolError>;
+
+    /// What frames may take in all, bytes: slop included, what the store itself needs left out.
+    fn size(&self) -> u64;
+}
+
+/// Random numbers, for what must not be guessed or must be unique.
+pub type Entropy = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// What an imported pool stands on.
+pub struct Ground {
+    /// The store.
+    pub storage: Arc<dyn Storage>,
+    /// The clock.
+    pub clock: Clock,
+    /// Random numbers.
+    pub entropy: Entropy,
+    /// The limit of the cache, bytes.
+    pub cache: u64,
+    /// The room of the intent log; without it each fsync is a commit.
+    pub log: Option<Box<dyn log::Area>>,
+    /// The pool's number in the world, by which its log knows its own blocks.
+    pub guid: u64,
+}
+
+/// The durable state that a pool is opened from.
+#[derive(Clone, Copy, Debug)]
+pub struct Durable {
+    /// The last commit.
+    pub txg: Txg,
+    /// The catalog's root.
+    pub catalog: Pointer,
+    /// Where the log begins that is not in that commit.
+    pub log: log::Start,
+}
+
+impl fmt::Debug for Ground {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ground").field("cache", &self.cache).finish_non_exhaustive()
+    }
+}
+
+/// An imported pool.
+pub struct Pool {
+    storage: Arc<dyn Storage>,
+    /// For the nodes of trees: the cache asks it.
+    frames: Arc<dyn Frames>,
+    /// For content: it asks the cache.
+    content: Arc<dyn Frames>,
+    cache: Arc<Cache>,
+    gate: Arc<Gate>,
+    clock: Clock,
+    entropy: Entropy,
+    admin: Mutex<Admin>,
+    datasets: RwLock<HashMap<u64, Arc<Dataset>>>,
+    log: OnceLock<Arc<logging::PoolLog>>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("gate", &self.gate).finish_non_exhaustive()
+    }
+}
+
+/// What administration works on.
+#[derive(Debug)]
+struct Admin {
+    catalog: Catalog,
+    forest: Forest,
+    /// Why nothing is accepted any more.
+    failed: Option<PoolError>,
+}
+
+/// Frames through the cache.
+struct CachedFrames {
+    storage: Arc<dyn Storage>,
+    cache: Arc<Cache>,
+}
+
+impl Frames for CachedFrames {
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
+        self.cache.data(&*self.storage, pointer)
+    }
+
+    fn expect(&self, pointers: &[Pointer]) {
+        self.storage.expect(pointers);
+    }
+
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
+        self.storage.write(frame)
+    }
+}
+
+impl Pool {
+    /// A new pool in an empty store: the catalog and the dataset that has the pool's name. It is durable when this returns.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn create(mut ground: Ground, name: &str) -> Result<Self, PoolError> {
+        let open = Txg(1);
+        let (area, guid) = (ground.log.take(), ground.guid);
+        let pool = Self::over(ground, open, None);
+        {
+            let mut admin = pool.admin.lock();
+            let catalog = &mut admin.catalog;
+            catalog.set_txg(open);
+            let head = PoolHead { next: 1, root: 1, freeing: ListId(0), history: 0 };
+            catalog.set_head(&head)?;
+            let freeing = catalog.deadlists().create()?;
+            catalog.set_head(&PoolHead { freeing, ..head })?;
+        }
+        if let Some(area) = area {
+            pool.start_log(log::Ring::new(area, guid, log::Start::default())?);
+        }
+        pool.create_root(name)?;
+        Ok(pool)
+    }
+
+    /// A pool as it was at its last commit, with what its log holds of fsyncs after that.
+    ///
+    /// # Errors
+    /// Those of the store; a damaged catalog.
+    pub fn open(mut ground: Ground, durable: &Durable) -> Result<Self, PoolError> {
+        let (area, guid) = (ground.log.take(), ground.guid);
+        let pool = Self::over(ground, Txg(durable.txg.0 + 1), Some(durable.catalog));
+        {
+            let mut admin = pool.admin.lock();
+            admin.forest = pool.forest_of(&admin.catalog)?;
+        }
+        if let Some(area) = area {
+            pool.replay_log(area, guid, durable)?;
+        }
+        Ok(pool)
+    }
+
+    fn over(ground: Ground, open: Txg, root: Option<Pointer>) -> Self {
+        let Ground { storage, clock, entropy, cache, .. } = ground;
+        let cache = Arc::new(Cache::new(cache));
+        let frames: Arc<dyn Frames> = Arc::clone(&storage) as Arc<dyn Frames>;
+        let content: Arc<dyn Frames> = Arc::new(CachedFrames { storage: Arc::clone(&storage), cache: Arc::clone(&cache) });
+        let catalog = Catalog::open(Arc::clone(&frames), Arc::clone(&cache), root, open);
+        let forest = Forest::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
+        Self {
+            admin: Mutex::new(Admin { catalog, forest, failed: None }),
+            frames,
+            content,
+            cache,
+            gate: Arc::new(Gate::new(open)),
+            clock,
+            entropy,
+            storage,
+            datasets: RwLock::default(),
+            log: OnceLock::new(),
+        }
+    }
+
+    /// The tree of datasets with their figures, from the catalog: parents before children.
+    fn forest_of(&self, catalog: &Catalog) -> Result<Forest, PoolError> {
+        let root = catalog.head()?.root;
+        let usage = catalog.dataset(root)?.usage;
+        let mut forest = Forest::new(root, self.storage.size(), usage, Limits::default());
+        let mut waiting = catalog.children(root)?;
+        while let Some(id) = waiting.pop() {
+            let row = catalog.dataset(id)?;
+            forest.add(id, row.parent, row.usage, Limits::default())?;
+            waiting.extend(catalog.children(id)?);
+        }
+        for (id, _) in catalog.datasets()? {
+            forest.count_snapshots(id, i64::try_from(catalog.snapshots(id)?.len()).unwrap_or(i64::MAX))?;
+        }
+        Ok(forest)
+    }
+
+    /// A dataset by its number; the same one for everybody.
+    ///
+    /// # Errors
+    /// Those of the store; a number that is not in the catalog is damage.
+    pub fn dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
+        let (dataset, opened) = self.open_dataset(id)?;
+        if opened {
+            // Whatever lost its last name before the pool was closed or died is nobody's now.
+            dataset.files().free_orphans().map_err(as_pool_error)?;
+        }
+        Ok(dataset)
+    }
+
+    /// The dataset, and whether it was opened just now.
+    fn open_dataset(&self, id: u64) -> Result<(Arc<Dataset>, bool), PoolError> {
+        if let Some(dataset) = self.datasets.read().get(&id) {
+            return Ok((Arc::clone(dataset), false));
+        }
+        let admin = self.admin.lock();
+        if let Some(dataset) = self.datasets.read().get(&id) {
+            return Ok((Arc::clone(dataset), false));
+        }
+        let row = admin.catalog.dataset(id)?;
+        let dataset = Arc::new(Dataset::open(self, id, row.root)?);
+        self.datasets.write().insert(id, Arc::clone(&dataset));
+        Ok((dataset, true))
+    }
+
+    /// A dataset by its name: the pool's name and the parts behind it, with slashes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn find(&self, name: &str) -> Result<Option<u64>, PoolError> {
+        let admin = self.admin.lock();
+        find(&admin.catalog, name)
+    }
+
+    /// How content of a dataset is stored: its properties.
+    fn storing(&self) -> Storing {
+        Storing { record_shift: 17, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 }
+    }
+}
+
+fn find(catalog: &Catalog, name: &str) -> Result<Option<u64>, PoolError> {
+    let mut parts = name.split('/');
+    let root = catalog.head()?.root;
+    if parts.next() != Some(catalog.dataset(root)?.name.as_str()) {
+        return Ok(None);
+    }
+    let mut at = root;
+    for part in parts {
+        match catalog.child(at, part)? {
+            Some(child) => at = child,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(at))
+}
+
+/// The engine's reason behind an error of files: inside the engine there is no other.
+fn as_pool_error(error: crate::files::FileError) -> PoolError {
+    match error {
+        crate::files::FileError::Pool(error) => error,
+        other => PoolError::Refused(other.to_string()),
+    }
+}

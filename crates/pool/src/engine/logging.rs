@@ -1,0 +1,121 @@
+//! The intent log of an imported pool: operations are recorded as they happen, an fsync flushes the records, import replays them.
+//!
+//! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Dataset, Durable, Pool, as_pool_error};
+use crate::error::PoolError;
+use crate::files::{self, Inode, Recorder};
+use crate::log::{self, Area, Change, Flushed, Log, Record, Replayed, Ring, Ticket};
+use crate::pointer::Txg;
+
+/// The log, and what it could not hold.
+pub(super) struct PoolLog {
+    log: Log<Box<dyn Area>>,
+    /// The last txg with an operation that no record holds.
+    unrecorded: AtomicU64,
+}
+
+impl Recorder for PoolLog {
+    fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket {
+        self.log.record(&Record { txg, dataset, changes: changes.to_vec() })
+    }
+
+    fn cannot_record(&self, txg: Txg) {
+        self.unrecorded.fetch_max(txg.0, Ordering::AcqRel);
+    }
+}
+
+impl PoolLog {
+    pub(super) fn newest(&self) -> Ticket {
+        self.log.newest()
+    }
+
+    pub(super) fn start_after(&self, txg: Txg) -> log::Start {
+        self.log.start_after(txg)
+    }
+
+    /// A commit is durable.
+    pub(super) fn committed(&self, txg: Txg, last: Ticket) {
+        self.log.committed(txg, last);
+        // Operations of later txgs that could not be recorded count on.
+        let _ = self.unrecorded.fetch_update(Ordering::AcqRel, Ordering::Acquire, |unrecorded| (unrecorded <= txg.0).then_some(0));
+    }
+
+    /// Whether everything up to the ticket is durable now.
+    fn flush(&self, through: Ticket) -> Result<bool, PoolError> {
+        if self.unrecorded.load(Ordering::Acquire) != 0 {
+            return Ok(false);
+        }
+        Ok(self.log.flush(through)? == Flushed::Durable)
+    }
+}
+
+impl Pool {
+    pub(super) fn start_log(&self, ring: Ring<Box<dyn Area>>) {
+        let log = Arc::new(PoolLog { log: Log::new(ring), unrecorded: AtomicU64::new(0) });
+        for dataset in self.datasets.read().values() {
+            dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
+        }
+        // Called once, by whoever makes the pool.
+        let _ = self.log.set(log);
+    }
+
+    /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
+    pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
+        let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
+            let (dataset, _) = self.open_dataset(record.dataset)?;
+            record.changes.iter().try_for_each(|change| dataset.files().replay(change)).map_err(as_pool_error)
+        })?;
+        let Replayed { records, lost, .. } = replayed;
+        if let Some(sequence) = lost {
+            tracing::error!(sequence, "a block of the intent log is damaged: what was synced after it is lost");
+        }
+        if records > 0 {
+            let datasets: Vec<Arc<Dataset>> = self.datasets.read().values().cloned().collect();
+            for dataset in datasets {
+                dataset.files().free_orphans().map_err(as_pool_error)?;
+            }
+        }
+        self.start_log(ring);
+        if records > 0 {
+            self.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file durable, and everything that was done before to names and attributes.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn sync_file(&self, dataset: &Dataset, inode: &Arc<Inode>) -> files::Result<()> {
+        let through = match self.log.get() {
+            None => None,
+            Some(log) => match dataset.files().record_content(inode)? {
+                files::Durable::Committed => None,
+                files::Durable::Logged(ticket) => Some(ticket),
+                files::Durable::Recorded => Some(log.newest()),
+            },
+        };
+        Ok(self.sync_through(through)?)
+    }
+
+    /// Makes everything durable that was done to names and attributes.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn sync_names(&self) -> Result<(), PoolError> {
+        self.sync_through(self.log.get().map(|log| log.newest()))
+    }
+
+    fn sync_through(&self, through: Option<Ticket>) -> Result<(), PoolError> {
+        if let (Some(log), Some(ticket)) = (self.log.get(), through)
+            && log.flush(ticket)?
+        {
+            return Ok(());
+        }
+        self.commit().map(drop)
+    }
+}

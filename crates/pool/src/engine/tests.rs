@@ -1,0 +1,633 @@
+//! The engine over a store in memory: what is committed is there after reopening, snapshots keep what they saw, and no frame is lost, freed twice or
+//! counted wrong.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use super::*;
+use crate::files::{Inode, MayReplace, NewInode, ParentView};
+use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
+use crate::tree::{Context, walk::Visitor, walk::walk};
+
+/// Frames in a map; the freed go with the commit.
+#[derive(Default)]
+struct MapStorage {
+    state: Mutex<MapState>,
+}
+
+/// A frame's content and birth.
+type Stored = (Arc<[u8]>, Txg);
+
+#[derive(Default)]
+struct MapState {
+    frames: HashMap<(u32, u32), Stored>,
+    next: u32,
+    freed: Vec<(u32, u32)>,
+    durable: (Txg, Option<Pointer>),
+}
+
+impl Frames for MapStorage {
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
+        let state = self.state.lock();
+        state
+            .frames
+            .get(&(pointer.segment, pointer.index))
+            .map(|(content, _)| Arc::clone(content))
+            .ok_or(PoolError::Frame { pointer: *pointer, damage: crate::Damage::Header })
+    }
+
+    fn expect(&self, _: &[Pointer]) {}
+
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
+        let mut state = self.state.lock();
+        state.next += 1;
+        let length = frame.content.len() as u32;
+        let pointer = Pointer {
+            segment: 1,
+            index: state.next,
+            offset: 0,
+            stored: length,
+            logical: length,
+            kind: frame.kind,
+            compression: crate::Compression::Off,
+            checksum_kind: frame.checksum,
+            birth: frame.birth,
+            checksum: [0; 16],
+        };
+        state.frames.insert((1, pointer.index), (frame.content.into(), frame.birth));
+        Ok(pointer)
+    }
+}
+
+impl Storage for MapStorage {
+    fn free(&self, dead: &Dead, _: Txg) -> Result<(), PoolError> {
+        let mut state = self.state.lock();
+        assert!(state.frames.contains_key(&(dead.segment, dead.index)), "a frame is freed that is not there");
+        assert!(!state.freed.contains(&(dead.segment, dead.index)), "a frame is freed twice");
+        state.freed.push((dead.segment, dead.index));
+        Ok(())
+    }
+
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, _: log::Start) -> Result<(), PoolError> {
+        let mut state = self.state.lock();
+        state.durable = (txg, catalog);
+        for name in std::mem::take(&mut state.freed) {
+            state.frames.remove(&name);
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> u64 {
+        1 << 40
+    }
+}
+
+fn ground(storage: &Arc<MapStorage>) -> Ground {
+    let (ticks, random) = (AtomicI64::new(1), AtomicU64::new(1));
+    Ground {
+        storage: Arc::clone(storage) as Arc<dyn Storage>,
+        clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
+        entropy: Arc::new(move || random.fetch_add(0x9e37_79b9, Ordering::Relaxed)),
+        cache: 16 << 20,
+        log: None,
+        guid: 7,
+    }
+}
+
+fn reopen(storage: &Arc<MapStorage>) -> Pool {
+    let (txg, root) = {
+        let mut state = storage.state.lock();
+        let durable = state.durable;
+        // What no commit named is not there after a crash.
+        state.frames.retain(|_, (_, birth)| *birth <= durable.0);
+        state.freed.clear();
+        durable
+    };
+    Pool::open(ground(storage), &Durable { txg, catalog: root.unwrap(), log: log::Start::default() }).unwrap()
+}
+
+fn put(dataset: &Dataset, name: &str, content: &[u8]) {
+    let files = dataset.files();
+    let root = files.root();
+    let file = match files.look_up(&root, name.as_bytes()) {
+        Ok((file, _)) => file,
+        Err(_) => make(dataset, &root, name, FileType::Regular),
+    };
+    let size = crate::files::AttributeChange { size: Some(0), ..Default::default() };
+    files.set_attributes(&file, &size).unwrap();
+    files.write(&file, Some(0), content).unwrap();
+}
+
+fn make(dataset: &Dataset, directory: &Inode, name: &str, file_type: FileType) -> Arc<Inode> {
+    let new = |parent: &ParentView| {
+        Ok(NewInode { row: Row::new(file_type, 0o644, parent.now), target: None, attributes: vec![(b"user.x".to_vec(), vec![3; 5000])] })
+    };
+    dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
+}
+
+type Tree = BTreeMap<String, Vec<u8>>;
+
+fn contents<T: crate::files::Table>(files: &crate::files::Files<T>) -> Tree {
+    let root = files.root();
+    let listed = files.list(&root, 0, true, usize::MAX).unwrap();
+    let read = listed.into_iter().map(|entry| {
+        let (inode, row) = entry.file.unwrap();
+        let mut content = vec![0; row.size as usize];
+        assert_eq!(files.read(&inode, 0, &mut content).unwrap(), content.len());
+        (String::from_utf8(entry.name).unwrap(), content)
+    });
+    read.collect()
+}
+
+/// Collects everything that a root reaches.
+#[derive(Default)]
+struct Reached(HashMap<(u32, u32), u64>);
+
+impl Reached {
+    fn note(&mut self, pointer: &Pointer) {
+        self.0.insert((pointer.segment, pointer.index), pointer.charged());
+    }
+}
+
+impl Visitor for Reached {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        self.note(pointer);
+        Ok(true)
+    }
+
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        if key.first() == Some(&keys::EXTENT)
+            && let Some(pointer) = Extent::decode(value)?.pointer()
+        {
+            self.note(pointer);
+        }
+        if key.first() == Some(&keys::XATTR)
+            && let Xattr::Frame(pointer) = Xattr::decode(value)?
+        {
+            self.note(&pointer);
+        }
+        Ok(())
+    }
+}
+
+struct CatalogFrames(Reached);
+
+impl Visitor for CatalogFrames {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        self.0.note(pointer);
+        Ok(true)
+    }
+
+    fn row(&mut self, _: &[u8], _: &[u8]) -> Result<(), PoolError> {
+        Ok(())
+    }
+}
+
+/// After a commit: the frames in the store are exactly those that the catalog, heads, snapshots and the list of what is being freed reach; and what
+/// every head is charged is what it reaches.
+fn check(pool: &Pool, storage: &MapStorage) {
+    for _ in 0..3 {
+        pool.commit().unwrap();
+    }
+    let root = storage.state.lock().durable.1.unwrap();
+    let context = Context { frames: &*pool.frames, cache: &pool.cache };
+    let mut catalog = CatalogFrames(Reached::default());
+    walk(&context, &root, Txg(0), &mut catalog).unwrap();
+    let mut admin = pool.admin.lock();
+    let mut all = Reached::default();
+    let mut used = 0;
+    for (id, row) in admin.catalog.datasets().unwrap() {
+        let mut head = Reached::default();
+        row.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut head).unwrap());
+        assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
+        let (history, own) = admin.catalog.history_of(id).unwrap();
+        assert_eq!(row.usage, admin.catalog.deadlists().usage(&history, own).unwrap(), "usage of {id}");
+        assert_eq!(row.usage, admin.forest.usage(id).unwrap());
+        used += row.usage.dataset + row.usage.snapshots;
+        all.0.extend(head.0);
+        for (txg, snapshot) in admin.catalog.snapshots(id).unwrap() {
+            let mut held = Reached::default();
+            snapshot.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut held).unwrap());
+            assert_eq!(snapshot.referenced, held.0.values().sum::<u64>(), "referenced by {id} at {txg}");
+            all.0.extend(held.0);
+        }
+    }
+    assert_eq!(used, all.0.values().sum::<u64>(), "what all datasets are charged");
+    let top = admin.catalog.head().unwrap().root;
+    assert_eq!(admin.forest.breakdown(top).unwrap().used, used);
+    all.0.extend(catalog.0.0);
+    let stored: BTreeSet<_> = storage.state.lock().frames.keys().copied().collect();
+    let reached: BTreeSet<_> = all.0.keys().copied().collect();
+    assert_eq!(stored, reached);
+}
+
+#[test]
+fn what_is_committed_is_there_after_reopening() {
+    let storage = Arc::new(MapStorage::default());
+    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let id = pool.find("tank").unwrap().unwrap();
+    let home = pool.create_dataset(&NewDataset { parent: id, name: "home".to_owned() }).unwrap();
+    assert!(matches!(pool.create_dataset(&NewDataset { parent: id, name: "home".to_owned() }), Err(PoolError::Refused(_))));
+    put(&pool.dataset(home).unwrap(), "a", &[1; 300_000]);
+    pool.commit().unwrap();
+    put(&pool.dataset(home).unwrap(), "b", b"lost with the crash");
+    check(&reopen(&storage), &storage);
+    let pool = reopen(&storage);
+    assert_eq!(pool.find("tank/home").unwrap(), Some(home));
+    assert_eq!(pool.find("tank/none").unwrap(), None);
+    assert_eq!(pool.find("home").unwrap(), None);
+    let all = contents(pool.dataset(home).unwrap().files());
+    assert_eq!(all, Tree::from([("a".to_owned(), vec![1; 300_000])]));
+}
+
+#[test]
+fn clones_are_promoted_and_origins_destroyed() {
+    let storage = Arc::new(MapStorage::default());
+    let pool = Pool::create(ground(&storage), "tank").unwrap();
+    let top = pool.find("tank").unwrap().unwrap();
+    let new = |name: &str| NewDataset { parent: top, name: name.to_owned() };
+    let a = pool.create_dataset(&new("a")).unwrap();
+    put(&pool.dataset(a).unwrap(), "f", &[1; 200_000]);
+    pool.snapshot(&[(a, "one".to_owned())]).unwrap();
+    put(&pool.dataset(a).unwrap(), "f", &[2; 300_000]);
+    pool.snapshot(&[(a, "two".to_owned())]).unwrap();
+    put(&pool.dataset(a).unwrap(), "f", &[3; 100_000]);
+    let b = pool.clone_snapshot(a, "one", &new("b")).unwrap();
+    put(&pool.dataset(b).unwrap(), "g", &[4; 150_000]);
+    check(&pool, &storage);
+    assert!(matches!(pool.destroy_snapshot(a, "one", false), Err(PoolError::Refused(_))));
+    pool.promote(b).unwrap();
+    check(&pool, &storage);
+    assert_eq!(pool.snapshots(b).unwrap().len(), 1);
+    assert_eq!(pool.snapshots(a).unwrap().len(), 1);
+    assert!(matches!(pool.promote(b), Err(PoolError::Refused(_))));
+    pool.destroy_snapshot(a, "two", false).unwrap();
+    pool.destroy_dataset(a).unwrap();
+    check(&pool, &storage);
+    pool.hold(b, "one", "keep", true).unwrap();
+    assert!(matches!(pool.destroy_snapshot(b, "one", false), Err(PoolError::Refused(_))));
+    pool.destroy_snapshot(b, "one", true).unwrap();
+    assert_eq!(pool.snapshots(b).unwrap().len(), 1);
+    pool.bookmark(b, "one", "mark").unwrap();
+    pool.hold(b, "one", "keep", false).unwrap();
+    assert!(pool.snapshots(b).unwrap().is_empty());
+    check(&pool, &storage);
+    let pool = reopen(&storage);
+    let all = contents(pool.dataset(b).unwrap().files());
+    assert_eq!(all, Tree::from([("f".to_owned(), vec![1; 200_000]), ("g".to_owned(), vec![4; 150_000])]));
+    check(&pool, &storage);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u8, u8, u32),
+    Remove(u8, u8),
+    Rename(u8, u8, u8),
+    Commit,
+    Snapshot(u8),
+    Destroy(u8, u8, bool),
+    RollBack(u8),
+    Clone(u8, u8),
+    Promote(u8),
+    DestroyDataset(u8),
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let one = prop_oneof![
+        8 => (any::<u8>(), 0u8..8, 0u32..400_000).prop_map(|(a, b, c)| Step::Put(a, b, c)),
+        2 => (any::<u8>(), 0u8..8).prop_map(|(a, b)| Step::Remove(a, b)),
+        1 => (any::<u8>(), 0u8..8, 0u8..8).prop_map(|(a, b, c)| Step::Rename(a, b, c)),
+        2 => Just(Step::Commit),
+        4 => any::<u8>().prop_map(Step::Snapshot),
+        3 => (any::<u8>(), any::<u8>(), any::<bool>()).prop_map(|(a, b, c)| Step::Destroy(a, b, c)),
+        2 => any::<u8>().prop_map(Step::RollBack),
+        2 => (any::<u8>(), any::<u8>()).prop_map(|(a, b)| Step::Clone(a, b)),
+        2 => any::<u8>().prop_map(Step::Promote),
+        1 => any::<u8>().prop_map(Step::DestroyDataset),
+        1 => Just(Step::Reopen),
+    ];
+    proptest::collection::vec(one, 1..60)
+}
+
+/// What each dataset and snapshot holds.
+#[derive(Default)]
+struct Model {
+    live: BTreeMap<u64, Tree>,
+    /// By the txg, which is unique in a line: dataset now, name, content.
+    snapshots: BTreeMap<(u64, Txg), (String, Tree)>,
+    named: u32,
+}
+
+impl Model {
+    fn pick(&self, by: u8) -> u64 {
+        *self.live.keys().nth(by as usize % self.live.len()).unwrap()
+    }
+
+    fn snapshot_of(&self, id: u64, by: u8) -> Option<(Txg, String)> {
+        let of: Vec<_> = self.snapshots.iter().filter(|((of, _), _)| *of == id).collect();
+        of.get(by as usize % of.len().max(1)).map(|((_, txg), (name, _))| (*txg, name.clone()))
+    }
+}
+
+fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Step) {
+    match *step {
+        Step::Put(d, n, length) => {
+            let id = model.pick(d);
+            let content: Vec<u8> = (0..length).map(|at| (at / 1000) as u8 ^ n | 1).collect();
+            put(&pool.dataset(id).unwrap(), &format!("f{n}"), &content);
+            model.live.get_mut(&id).unwrap().insert(format!("f{n}"), content);
+        }
+        Step::Remove(d, n) => {
+            let id = model.pick(d);
+            let dataset = pool.dataset(id).unwrap();
+            let done = dataset.files().unlink(&dataset.files().root(), format!("f{n}").as_bytes());
+            assert_eq!(done.is_ok(), model.live.get_mut(&id).unwrap().remove(&format!("f{n}")).is_some());
+        }
+        Step::Rename(d, a, b) => {
+            let id = model.pick(d);
+            let dataset = pool.dataset(id).unwrap();
+            let root = dataset.files().root();
+            let (a, b) = (format!("f{a}"), format!("f{b}"));
+            let done = dataset.files().rename((&root, a.as_bytes()), (&root, b.as_bytes()), MayReplace::Yes);
+            let tree = model.live.get_mut(&id).unwrap();
+            assert_eq!(done.is_ok(), tree.contains_key(&a));
+            if a != b
+                && let Some(content) = tree.remove(&a)
+            {
+                tree.insert(b, content);
+            }
+        }
+        Step::Commit => {
+            pool.commit().unwrap();
+        }
+        Step::Snapshot(d) => {
+            let id = model.pick(d);
+            model.named += 1;
+            let name = format!("s{}", model.named);
+            let txg = pool.snapshot(&[(id, name.clone())]).unwrap();
+            let tree = model.live[&id].clone();
+            model.snapshots.insert((id, txg), (name, tree));
+        }
+        Step::Destroy(d, s, deferred) => {
+            let id = model.pick(d);
+            let Some((txg, name)) = model.snapshot_of(id, s) else { return };
+            let done = pool.destroy_snapshot(id, &name, deferred);
+            let there = pool.snapshots(id).unwrap().into_iter().any(|(there, ..)| there == txg);
+            assert_eq!(done.is_ok(), deferred || !there, "{done:?}");
+            if !there {
+                model.snapshots.remove(&(id, txg));
+            }
+        }
+        Step::RollBack(d) => {
+            let id = model.pick(d);
+            let newest = pool.snapshots(id).unwrap().last().map(|(txg, row, _)| (*txg, row.name.clone()));
+            let Some((txg, name)) = newest else { return };
+            pool.roll_back(id, &name).unwrap();
+            let tree = model.snapshots[&(id, txg)].1.clone();
+            model.live.insert(id, tree);
+        }
+        Step::Clone(d, s) => {
+            let id = model.pick(d);
+            let Some((txg, name)) = model.snapshot_of(id, s) else { return };
+            model.named += 1;
+            let top = pool.find("tank").unwrap().unwrap();
+            let new = NewDataset { parent: top, name: format!("c{}", model.named) };
+            let clone = pool.clone_snapshot(id, &name, &new).unwrap();
+            let tree = model.snapshots[&(id, txg)].1.clone();
+            model.live.insert(clone, tree);
+        }
+        Step::Promote(d) => {
+            let id = model.pick(d);
+            let before = pool.admin.lock().catalog.dataset(id).unwrap().origin;
+            assert_eq!(pool.promote(id).is_ok(), before.is_some());
+            if let Some((from, origin)) = before {
+                let moved: Vec<_> = model.snapshots.keys().filter(|(of, txg)| *of == from && *txg <= origin).copied().collect();
+                for (of, txg) in moved {
+                    let snapshot = model.snapshots.remove(&(of, txg)).unwrap();
+                    model.snapshots.insert((id, txg), snapshot);
+                }
+            }
+        }
+        Step::DestroyDataset(d) => {
+            let id = model.pick(d);
+            let origin = pool.admin.lock().catalog.dataset(id).unwrap().origin;
+            if pool.destroy_dataset(id).is_ok() {
+                model.live.remove(&id);
+                assert!(!model.snapshots.keys().any(|(of, _)| *of == id));
+                // A snapshot that waited for its last clone is gone now.
+                if let Some((from, txg)) = origin
+                    && !pool.snapshots(from).unwrap().iter().any(|(there, ..)| *there == txg)
+                {
+                    model.snapshots.remove(&(from, txg));
+                }
+            }
+        }
+        Step::Reopen => {
+            pool.commit().unwrap();
+            *pool = reopen(storage);
+        }
+    }
+}
+
+fn compare(pool: &Pool, model: &Model) {
+    for (id, expected) in &model.live {
+        assert!(contents(pool.dataset(*id).unwrap().files()) == *expected, "content of {id}");
+    }
+    for ((id, txg), (name, expected)) in &model.snapshots {
+        let root = pool.admin.lock().catalog.snapshot(*id, *txg).unwrap().root;
+        let then = Dataset::open(pool, *id, root).unwrap();
+        assert!(contents(then.files()) == *expected, "content of {id}@{name}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn random_histories_as_the_model(steps in steps()) {
+        let storage = Arc::new(MapStorage::default());
+        let mut pool = Pool::create(ground(&storage), "tank").unwrap();
+        let top = pool.find("tank").unwrap().unwrap();
+        let first = pool.create_dataset(&NewDataset { parent: top, name: "first".to_owned() }).unwrap();
+        let mut model = Model::default();
+        model.live.insert(first, Tree::default());
+        for step in &steps {
+            if model.live.is_empty() {
+                break;
+            }
+            run(&mut pool, &storage, &mut model, step);
+        }
+        compare(&pool, &model);
+        check(&pool, &storage);
+        let pool = reopen(&storage);
+        compare(&pool, &model);
+        check(&pool, &storage);
+    }
+}
+
+/// A pool on a device that crashes.
+fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
+    use crate::device::Device;
+    use crate::store::{Access, Import, LogArea, NewPool, Store};
+    let devices = vec![Arc::clone(device) as Arc<dyn Device>];
+    let host = (1, "here".to_owned());
+    let (store, root) = if fresh {
+        Store::create(devices, &NewPool { name: "tank".to_owned(), guid: 7, host, time: 1 }).unwrap()
+    } else {
+        Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 }).unwrap()
+    };
+    let store = Arc::new(store);
+    let empty = Arc::new(MapStorage::default());
+    let ground = Ground { log: Some(Box::new(LogArea::new(Arc::clone(&store)))), storage: store, ..ground(&empty) };
+    match root.catalog {
+        None => Pool::create(ground, "tank").unwrap(),
+        Some(catalog) => Pool::open(ground, &Durable { txg: root.txg, catalog, log: root.log_start.into() }).unwrap(),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Put(u8, u32),
+    Append(u8, u16),
+    Cut(u8, u16),
+    Zero(u8, u16, u16),
+    Rename(u8, u8),
+    Remove(u8),
+    Attribute(u8, u16),
+    Sync(u8),
+    Commit,
+    Crash(u64),
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let one = prop_oneof![
+        4 => (0u8..5, 0u32..200_000).prop_map(|(a, b)| Op::Put(a, b)),
+        6 => (0u8..5, any::<u16>()).prop_map(|(a, b)| Op::Append(a, b)),
+        2 => (0u8..5, any::<u16>()).prop_map(|(a, b)| Op::Cut(a, b)),
+        2 => (0u8..5, any::<u16>(), any::<u16>()).prop_map(|(a, b, c)| Op::Zero(a, b, c)),
+        2 => (0u8..5, 0u8..5).prop_map(|(a, b)| Op::Rename(a, b)),
+        2 => (0u8..5).prop_map(Op::Remove),
+        2 => (0u8..5, 0u16..9000).prop_map(|(a, b)| Op::Attribute(a, b)),
+        8 => (0u8..5).prop_map(Op::Sync),
+        1 => Just(Op::Commit),
+        3 => any::<u64>().prop_map(Op::Crash),
+    ];
+    proptest::collection::vec(one, 1..50)
+}
+
+/// Files as they are, and those of which an fsync has promised that they are so after a crash.
+#[derive(Default)]
+struct Promises {
+    live: Tree,
+    kept: Tree,
+}
+
+fn operate(pool: &Pool, id: u64, promises: &mut Promises, op: &Op) {
+    let dataset = pool.dataset(id).unwrap();
+    let files = dataset.files();
+    let root = files.root();
+    let name = |n: u8| format!("f{n}");
+    let find = |n: u8| files.look_up(&root, name(n).as_bytes()).ok().map(|(inode, _)| inode);
+    match *op {
+        Op::Put(n, length) => {
+            let content: Vec<u8> = (0..length).map(|at| (at / 500) as u8 | 1).collect();
+            put(&dataset, &name(n), &content);
+            promises.kept.remove(&name(n));
+            promises.live.insert(name(n), content);
+        }
+        Op::Append(n, length) => {
+            let (Some(inode), Some(content)) = (find(n), promises.live.get_mut(&name(n))) else { return };
+            let more = vec![n + 1; length.into()];
+            files.write(&inode, None, &more).unwrap();
+            content.extend(more);
+            if length > 0 {
+                promises.kept.remove(&name(n));
+            }
+        }
+        Op::Cut(n, size) => {
+            let (Some(inode), Some(content)) = (find(n), promises.live.get_mut(&name(n))) else { return };
+            let change = crate::files::AttributeChange { size: Some(size.into()), ..Default::default() };
+            files.set_attributes(&inode, &change).unwrap();
+            content.resize(size.into(), 0);
+            promises.kept.remove(&name(n));
+        }
+        Op::Zero(n, offset, length) => {
+            let (Some(inode), Some(content)) = (find(n), promises.live.get_mut(&name(n))) else { return };
+            files.zero(&inode, offset.into(), length.into(), false).unwrap();
+            let end = content.len().min(usize::from(offset) + usize::from(length));
+            content.get_mut(offset.into()..end).iter_mut().for_each(|part| part.fill(0));
+            promises.kept.remove(&name(n));
+        }
+        Op::Rename(a, b) => {
+            let done = files.rename((&root, name(a).as_bytes()), (&root, name(b).as_bytes()), MayReplace::Yes);
+            assert_eq!(done.is_ok(), promises.live.contains_key(&name(a)));
+            if a != b
+                && let Some(content) = promises.live.remove(&name(a))
+            {
+                promises.kept.remove(&name(a));
+                promises.kept.remove(&name(b));
+                promises.live.insert(name(b), content);
+            }
+        }
+        Op::Remove(n) => {
+            let done = files.unlink(&root, name(n).as_bytes());
+            assert_eq!(done.is_ok(), promises.live.remove(&name(n)).is_some());
+            promises.kept.remove(&name(n));
+        }
+        Op::Attribute(n, length) => {
+            let Some(inode) = find(n) else { return };
+            files.set_attribute(&inode, b"user.y", &vec![5; length.into()], None, None).unwrap();
+        }
+        Op::Sync(n) => {
+            let Some(inode) = find(n) else { return };
+            pool.sync_file(&dataset, &inode).unwrap();
+            promises.kept.insert(name(n), promises.live[&name(n)].clone());
+        }
+        Op::Commit => {
+            pool.commit().unwrap();
+            promises.kept = promises.live.clone();
+        }
+        Op::Crash(_) => {}
+    }
+}
+
+/// What every head is charged is what it reaches, also after a replay.
+fn check_charges(pool: &Pool) {
+    pool.commit().unwrap();
+    let context = Context { frames: &*pool.frames, cache: &pool.cache };
+    let admin = pool.admin.lock();
+    for (id, row) in admin.catalog.datasets().unwrap() {
+        let mut head = Reached::default();
+        row.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut head).unwrap());
+        assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn what_was_synced_survives_every_crash(ops in ops()) {
+        let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
+        let mut pool = on_device(&device, true);
+        let id = pool.find("tank").unwrap().unwrap();
+        let mut promises = Promises::default();
+        for op in ops.iter().chain(&[Op::Crash(99)]) {
+            operate(&pool, id, &mut promises, op);
+            if let Op::Crash(seed) = op {
+                drop(pool);
+                device.crash(*seed);
+                pool = on_device(&device, false);
+                let now = contents(pool.dataset(id).unwrap().files());
+                for (name, content) in &promises.kept {
+                    prop_assert!(now.get(name) == Some(content), "{} was synced", name);
+                }
+                check_charges(&pool);
+                promises = Promises { kept: now.clone(), live: now };
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What an fsync needs of a file, and the replay of what was recorded.
+//!
+//! Content in memory is recorded when somebody asks for it, never before; content that went to frames already is durable with the next commit only. Replay
+//! is called before anybody uses the dataset; it ends with a commit.
+//!
+//! Invariant: applying a record twice is applying it once.
+
+use std::sync::Arc;
+
+use super::{AttributeChange, Batch, FileError, Files, Inode, Result, Table, TimeChange};
+use crate::error::PoolError;
+use crate::log::{Change, Ticket};
+use crate::rows::{Entry, Extent, FileType, Inode as Row, Xattr, keys};
+
+/// How a file becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durable {
+    /// When the log is flushed up to this record.
+    Logged(Ticket),
+    /// When the open txg is committed.
+    Committed,
+    /// It is, as far as this file goes; what names it may wait in the log.
+    Recorded,
+}
+
+impl<T: Table> Files<T> {
+    /// Records what makes a file durable, where records can.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn record_content(&self, inode: &Arc<Inode>) -> Result<Durable> {
+        let Some(recorder) = self.recorder.get() else { return Ok(Durable::Committed) };
+        let entered = self.gate.enter();
+        let mut edited = self.edit(inode)?;
+        let row = edited.row;
+        let shift = row.record_shift;
+        let Some(active) = edited.active.as_mut() else { return Ok(Durable::Recorded) };
+        if active.frames_in == entered.txg() {
+            return Ok(Durable::Committed);
+        }
+        let encoded = row.encode();
+        let key = keys::inode(inode.number());
+        let mut changes = Vec::new();
+        for (record, buffered) in &active.records {
+            if let Some(part) = &buffered.unrecorded
+                && let Some(data) = buffered.content.get(part.clone())
+            {
+                changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + part.start as u64, data });
+            }
+        }
+        if changes.is_empty() && !active.changed {
+            return Ok(Durable::Recorded);
+        }
+        changes.push(Change::Put { key: &key, value: &encoded });
+        let ticket = recorder.record(entered.txg(), self.dataset, &changes);
+        for buffered in active.records.values_mut() {
+            buffered.unrecorded = None;
+        }
+        Ok(Durable::Logged(ticket))
+    }
+
+    /// Applies a change that was recorded and not committed.
+    ///
+    /// # Errors
+    /// Those of the engine; damaged rows.
+    pub fn replay(&self, change: &Change<'_>) -> Result<()> {
+        match change {
+            Change::Write { inode, offset, data } => {
+                let inode = self.known.get(*inode);
+                match self.write(&inode, Some(*offset), data) {
+                    Ok(outcome) if outcome.written < data.len() => Err(PoolError::NoSpace.into()),
+                    // It lost its last name later, and was freed by an earlier replay.
+                    Err(FileError::NotFound) => Ok(()),
+                    done => done.map(drop),
+                }
+            }
+            Change::Put { key, value } => self.replay_put(key, value),
+            Change::Delete { key } => self.replay_delete(key),
+            Change::DeleteRange { .. } => Err(PoolError::Refused("a log with ranges, which this version does not write".to_owned()).into()),
+        }
+    }
+
+    fn replay_put(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let number = match keys::Key::decode(key)? {
+            keys::Key::Inode(number) => {
+                self.replay_inode(number, &Row::decode(value)?)?;
+                number
+            }
+            keys::Key::Entry { sequence, .. } => {
+                self.replay_row(key, value)?;
+                Entry::decode(value)?.inode.max(sequence)
+            }
+            keys::Key::Name { sequence, .. } => {
+                self.replay_row(key, value)?;
+                sequence
+            }
+            keys::Key::Xattr { inode, name } => {
+                self.replay_attribute(key, value, inode, &name)?;
+                0
+            }
+            keys::Key::Extent { .. } if !matches!(Extent::decode(value)?, Extent::Inline(_)) => {
+                return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
+            }
+            _ => {
+                self.replay_row(key, value)?;
+                0
+            }
+        };
+        // Numbers that the log gave are never given again.
+        self.numbers.next.fetch_max(number.saturating_add(1), std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn replay_attribute(&self, key: &[u8], value: &[u8], inode: u64, name: &[u8]) -> Result<()> {
+        let Xattr::Inline(content) = Xattr::decode(value)? else {
+            return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
+        };
+        match self.set_attribute(&self.known.get(inode), name, content, None, None) {
+            // The attributes of a new file come before its inode.
+            Err(FileError::NotFound) => self.replay_row(key, value),
+            done => done,
+        }
+    }
+
+    fn replay_row(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        let entered = self.gate.enter();
+        let mut batch = Batch::default();
+        batch.put(key, value.to_vec());
+        self.apply(entered.txg(), &batch)
+    }
+
+    /// An inode becomes what was recorded; what it is charged stays what the engine knows.
+    fn replay_inode(&self, number: u64, row: &Row) -> Result<()> {
+        let inode = self.known.get(number);
+        if matches!(self.attributes(&inode), Err(FileError::NotFound)) {
+            let entered = self.gate.enter();
+            let mut batch = Batch::default();
+            let new = Row { size: if row.file_type() == Some(FileType::Regular) { 0 } else { row.size }, charged: 0, ..*row };
+            batch.put(&keys::inode(number), new.encode());
+            self.apply(entered.txg(), &batch)?;
+            self.numbers.objects.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.count_owner(&new, 0, 1);
+        }
+        let change = AttributeChange {
+            permissions: Some(row.mode & 0o7777),
+            uid: Some(row.uid),
+            gid: Some(row.gid),
+            size: (row.file_type() == Some(FileType::Regular)).then_some(row.size),
+            accessed: Some(TimeChange::To(row.accessed)),
+            modified: Some(TimeChange::To(row.modified)),
+            kill_privileges: false,
+            flags: Some(row.flags),
+        };
+        self.set_attributes(&inode, &change)?;
+        let entered = self.gate.enter();
+        let mut edited = self.edit(&inode)?;
+        let mut batch = Batch::default();
+        (edited.row.links, edited.row.hint, edited.row.changed) = (row.links, row.hint, row.changed);
+        if row.file_type() == Some(FileType::Directory) {
+            edited.row.size = row.size;
+        }
+        edited.put(&mut batch);
+        self.apply(entered.txg(), &batch)?;
+        self.finish(&inode, edited);
+        Ok(())
+    }
+
+    fn replay_delete(&self, key: &[u8]) -> Result<()> {
+        let entered = self.gate.enter();
+        let mut batch = Batch::default();
+        match keys::Key::decode(key)? {
+            // A record behind the end of a file, a long attribute: the frame goes with the row.
+            keys::Key::Extent { inode, .. } => {
+                let inode = self.known.get(inode);
+                let mut edited = match self.edit(&inode) {
+                    Err(FileError::NotFound) => return Ok(()),
+                    edited => edited?,
+                };
+                self.forget_extent(&mut edited, key, &mut batch)?;
+                edited.put(&mut batch);
+                self.apply(entered.txg(), &batch)?;
+                self.finish(&inode, edited);
+                return Ok(());
+            }
+            keys::Key::Xattr { inode, name } => {
+                drop(entered);
+                return match self.remove_attribute(&self.known.get(inode), &name) {
+                    Err(FileError::NoData | FileError::NotFound) => Ok(()),
+                    done => done,
+                };
+            }
+            _ => batch.remove(key),
+        }
+        self.apply(entered.txg(), &batch)
+    }
+}

@@ -1,0 +1,365 @@
+//! Inodes: which are known to anybody, the attributes of the active ones, changes of attributes.
+//!
+//! An inode is known while somebody holds its `Arc`. When the last holder lets go of one that has no name left, its number goes to the list of those
+//! that are to be freed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+
+use super::{Batch, FileError, Files, Result, Table};
+use crate::error::{Damage, PoolError};
+use crate::pointer::Txg;
+use crate::rows::{FileType, Inode as Row, Timestamp, keys};
+
+/// The inodes that somebody holds, and those without a name that nobody holds any more.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    held: Mutex<HashMap<u64, Weak<Inode>>>,
+    let_go: Mutex<Vec<u64>>,
+}
+
+impl Known {
+    /// The inode of this number; the same one for everybody.
+    pub(super) fn get(self: &Arc<Self>, number: u64) -> Arc<Inode> {
+        let mut held = self.held.lock();
+        if let Some(inode) = held.get(&number).and_then(Weak::upgrade) {
+            return inode;
+        }
+        let inode = Arc::new(Inode { number, known: Arc::clone(self), active: RwLock::new(None) });
+        held.insert(number, Arc::downgrade(&inode));
+        inode
+    }
+
+    /// Inodes without a name that nobody holds.
+    pub(super) fn take_let_go(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.let_go.lock())
+    }
+}
+
+/// One inode, as its holders know it.
+#[derive(Debug)]
+pub struct Inode {
+    number: u64,
+    known: Arc<Known>,
+    pub(super) active: RwLock<Option<Box<Active>>>,
+}
+
+impl Inode {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        {
+            let mut held = self.known.held.lock();
+            // A new one of this number may have been made since the count fell to zero.
+            if held.get(&self.number).is_some_and(|weak| weak.strong_count() == 0) {
+                held.remove(&self.number);
+            }
+        }
+        if self.active.get_mut().as_ref().is_some_and(|active| active.nameless) {
+            self.known.let_go.lock().push(self.number);
+        }
+    }
+}
+
+/// What memory knows of an inode that the table does not know yet, or that has no name.
+#[derive(Debug)]
+pub(super) struct Active {
+    /// The attributes as everybody sees them.
+    pub(super) row: Row,
+    /// The size that the content in the table supports; what is put into the table has this one.
+    pub(super) stored_size: u64,
+    /// Whether the row differs from the table's.
+    pub(super) changed: bool,
+    /// Content that is not in the table: whole records from their beginnings.
+    pub(super) records: BTreeMap<u64, Buffered>,
+    /// The last txg in which frames of this file were written that only a commit makes durable.
+    pub(super) frames_in: Txg,
+    /// It has no name: stays until its last holder lets go.
+    pub(super) nameless: bool,
+    /// It never had a name and may get one (`O_TMPFILE` without `O_EXCL`).
+    pub(super) linkable: bool,
+}
+
+impl Active {
+    /// The attributes as users see them: content that waits in memory counts as well, as it is, unpacked.
+    pub(super) fn shown(&self) -> Row {
+        let waiting: u64 = self.records.values().map(|record| record.content.len() as u64).sum();
+        Row { charged: self.row.charged.saturating_add(waiting), ..self.row }
+    }
+
+    /// Whether the table does not have all of it.
+    fn differs(&self) -> bool {
+        self.changed || !self.records.is_empty() || (self.stored_size != self.row.size && self.row.file_type() == Some(FileType::Regular))
+    }
+}
+
+/// A record in memory.
+#[derive(Debug, Default)]
+pub(super) struct Buffered {
+    /// Its content, from its beginning to its last byte that is not a hole.
+    pub(super) content: Vec<u8>,
+    /// The part that no record of the intent log holds.
+    pub(super) unrecorded: Option<Range<usize>>,
+}
+
+impl Buffered {
+    /// Notes that a part has changed.
+    pub(super) fn changed(&mut self, part: Range<usize>) {
+        self.unrecorded = Some(match self.unrecorded.take() {
+            Some(before) => before.start.min(part.start)..before.end.max(part.end),
+            None => part,
+        });
+    }
+}
+
+/// How a time changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeChange {
+    /// To the time of the operation.
+    Now,
+    /// To this.
+    To(Timestamp),
+}
+
+/// A change of attributes; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttributeChange {
+    /// Permission bits, 12 of them.
+    pub permissions: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size, bytes; for regular files.
+    pub size: Option<u64>,
+    /// Access time.
+    pub accessed: Option<TimeChange>,
+    /// Modification time.
+    pub modified: Option<TimeChange>,
+    /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else does.
+    pub kill_privileges: bool,
+    /// File flags, all bits.
+    pub flags: Option<u32>,
+}
+
+/// An inode whose attributes are being changed: locked until it is put into a batch and dropped.
+pub(super) struct Editing<'a> {
+    pub(super) number: u64,
+    pub(super) active: RwLockWriteGuard<'a, Option<Box<Active>>>,
+    pub(super) row: Row,
+}
+
+impl Editing<'_> {
+    pub(super) fn file_type(&self) -> FileType {
+        // A row with another mode is refused when it is read.
+        self.row.file_type().unwrap_or(FileType::Regular)
+    }
+
+    /// Puts the row into the batch and the memory of the active.
+    pub(super) fn put(&mut self, batch: &mut Batch) {
+        let mut stored = self.row;
+        if let Some(active) = self.active.as_mut() {
+            active.row = self.row;
+            if self.row.file_type() == Some(FileType::Regular) {
+                stored.size = active.stored_size;
+            }
+        }
+        batch.put(&keys::inode(self.number), stored.encode());
+    }
+
+    /// Remembers that there is no name any more.
+    pub(super) fn lose_last_name(&mut self) {
+        let row = self.row;
+        self.activate().nameless = true;
+        if let Some(active) = self.active.as_mut() {
+            active.row = row;
+        }
+    }
+
+    /// The inode in memory, made active where it is not.
+    pub(super) fn activate(&mut self) -> &mut Active {
+        let row = self.row;
+        self.active.get_or_insert_with(|| {
+            let (stored_size, frames_in) = (row.size, Txg(0));
+            Box::new(Active {
+                row,
+                stored_size,
+                changed: false,
+                records: BTreeMap::new(),
+                frames_in,
+                nameless: row.links == 0,
+                linkable: false,
+            })
+        })
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// The inode of a number, for whoever has only that (an exported handle).
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`] where no inode has the number.
+    pub fn by_number(&self, number: u64) -> Result<Arc<Inode>> {
+        let inode = self.known.get(number);
+        // One without a name may be freed at any moment.
+        if self.attributes(&inode)?.links == 0 { Err(FileError::NotFound) } else { Ok(inode) }
+    }
+
+    /// The attributes.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`] where the inode is gone, and those of the engine.
+    pub fn attributes(&self, inode: &Inode) -> Result<Row> {
+        let active = inode.active.read();
+        match active.as_ref() {
+            Some(active) => Ok(active.shown()),
+            None => self.stored(inode.number),
+        }
+    }
+
+    /// Attributes as the table has them.
+    pub(super) fn stored(&self, number: u64) -> Result<Row> {
+        Self::stored_in(&self.table.read(), number)
+    }
+
+    pub(super) fn stored_in(table: &T, number: u64) -> Result<Row> {
+        let row = table.get(&keys::inode(number))?.ok_or(FileError::NotFound)?;
+        Ok(Row::decode(&row)?)
+    }
+
+    /// Locks an inode to change it.
+    pub(super) fn edit<'a>(&self, inode: &'a Inode) -> Result<Editing<'a>> {
+        let active = inode.active.write();
+        let row = match active.as_ref() {
+            Some(active) => active.row,
+            None => self.stored(inode.number)?,
+        };
+        Ok(Editing { number: inode.number, active, row })
+    }
+
+    /// Remembers that an inode has something to flush.
+    pub(super) fn note_dirty(&self, inode: &Arc<Inode>) {
+        self.dirty.lock().entry(inode.number).or_insert_with(|| Arc::clone(inode));
+    }
+
+    /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is no longer active.
+    pub(super) fn finish(&self, inode: &Arc<Inode>, mut edited: Editing<'_>) {
+        let Some(active) = edited.active.as_ref() else { return };
+        if active.differs() {
+            self.note_dirty(inode);
+        } else if !active.nameless {
+            *edited.active = None;
+        }
+    }
+
+    /// Changes attributes; answers what they are then.
+    ///
+    /// # Errors
+    /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none, [`FileError::TooLarge`].
+    pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
+        let entered = self.gate.enter();
+        let mut edited = self.edit(inode)?;
+        let mut batch = Batch::default();
+        let now = (self.clock)();
+        if let Some(size) = change.size {
+            match edited.file_type() {
+                FileType::Regular => self.resize(&mut edited, size, &mut batch)?,
+                FileType::Directory => return Err(FileError::IsDirectory),
+                _ => return Err(FileError::Invalid),
+            }
+            edited.row.modified = now;
+        }
+        let before = edited.row;
+        apply_change(&mut edited.row, change, now);
+        if (before.uid, before.gid) != (edited.row.uid, edited.row.gid) {
+            let charged = i64::try_from(before.charged).unwrap_or(i64::MAX);
+            self.count_owner(&before, charged.saturating_neg(), -1);
+            self.count_owner(&edited.row, charged, 1);
+        }
+        edited.put(&mut batch);
+        let row = edited.row;
+        self.apply_recorded(entered.txg(), &batch)?;
+        self.finish(inode, edited);
+        Ok(row)
+    }
+
+    /// Notes that the content was read, as `relatime` does (mount(8)): when that is not newer than the last change, or a day old.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn touch(&self, inode: &Arc<Inode>) -> Result<()> {
+        const DAY: i64 = 24 * 60 * 60;
+        let now = (self.clock)();
+        let due = |row: &Row| {
+            row.accessed <= row.modified || row.accessed <= row.changed || now.seconds.saturating_sub(row.accessed.seconds) >= DAY
+        };
+        if !due(&self.attributes(inode)?) {
+            return Ok(());
+        }
+        let _entered = self.gate.enter();
+        let mut edited = self.edit(inode)?;
+        edited.row.accessed = now;
+        let row = edited.row;
+        let active = edited.activate();
+        (active.row, active.changed) = (row, true);
+        self.finish(inode, edited);
+        Ok(())
+    }
+
+    /// What the flush puts into the table for each owner, and the head.
+    pub(super) fn put_counters(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
+        use crate::rows::{Head, OwnerUse};
+        use std::sync::atomic::Ordering::Relaxed;
+        for ((kind, id), (bytes, objects)) in self.uses.lock().drain() {
+            let key = keys::owner_use(kind, id);
+            let mut used = table.get(&key)?.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
+            let counted = used.bytes.checked_add_signed(bytes).zip(used.objects.checked_add_signed(objects));
+            (used.bytes, used.objects) = counted.ok_or(PoolError::Format(Damage::Structure("the use of an owner")))?;
+            if used == OwnerUse::default() {
+                batch.remove(&key);
+            } else {
+                batch.put(&key, used.encode());
+            }
+        }
+        let numbers = &self.numbers;
+        let head =
+            Head { next: numbers.next.load(Relaxed), root: numbers.root, seed: numbers.seed, objects: numbers.objects.load(Relaxed) };
+        batch.put(&keys::head(), head.encode());
+        Ok(())
+    }
+}
+
+fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
+    const SET_USER_ID: u16 = 0o4000;
+    const SET_GROUP_ID: u16 = 0o2000;
+    const GROUP_EXECUTES: u16 = 0o010;
+    if let Some(permissions) = change.permissions {
+        row.mode = row.mode & !0o7777 | permissions & 0o7777;
+    }
+    if change.kill_privileges && row.file_type() == Some(FileType::Regular) {
+        row.mode &= !SET_USER_ID;
+        if row.mode & GROUP_EXECUTES != 0 {
+            row.mode &= !SET_GROUP_ID;
+        }
+    }
+    row.uid = change.uid.unwrap_or(row.uid);
+    row.gid = change.gid.unwrap_or(row.gid);
+    row.flags = change.flags.unwrap_or(row.flags);
+    let time = |change: Option<TimeChange>, old| match change {
+        None => old,
+        Some(TimeChange::Now) => now,
+        Some(TimeChange::To(time)) => time,
+    };
+    row.accessed = time(change.accessed, row.accessed);
+    row.modified = time(change.modified, row.modified);
+    row.changed = now;
+}

@@ -1,0 +1,554 @@
+//! Names: look-up, new files, links, removal, rename.
+//!
+//! Invariant: whoever changes names holds `names` for the whole operation, and applies one batch; look-ups take the table's lock alone.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::inodes::Editing;
+use super::{Batch, FileError, Files, Inode, Result, Table};
+use crate::pointer::Txg;
+use crate::rows::{Entry, Extent, FileType, Inode as Row, NameHint, NameTarget, Timestamp, entry, keys};
+
+/// The most names of a file, as other Linux file systems have it for their largest (XFS: 2^31 - 1).
+const LINKS_MOST: u32 = i32::MAX as u32;
+
+/// What a new file shall be.
+#[derive(Clone, Debug)]
+pub struct NewInode {
+    /// Type, permissions, owner, group, device; times, links and hint are set here.
+    pub row: Row,
+    /// The target of a symbolic link, at most 4095 bytes.
+    pub target: Option<Vec<u8>>,
+    /// Extended attributes that it is born with.
+    pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What a new file may depend on.
+#[derive(Clone, Debug)]
+pub struct ParentView {
+    /// The directory's attributes.
+    pub row: Row,
+    /// The value of the directory's extended attribute that was asked for, where it has one.
+    pub attribute: Option<Vec<u8>>,
+    /// The time of the operation.
+    pub now: Timestamp,
+}
+
+/// What a rename does where the new name exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MayReplace {
+    /// Replace it.
+    Yes,
+    /// Refuse.
+    No,
+    /// Exchange the two.
+    Exchange,
+}
+
+/// What a name means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) inode: u64,
+    pub(super) file_type: FileType,
+    pub(super) sequence: u64,
+}
+
+/// A name in a directory that is locked for change.
+struct Place<'a> {
+    directory: u64,
+    name: &'a [u8],
+}
+
+impl<T: Table> Files<T> {
+    /// What a name in a directory means.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NameTooLong`].
+    pub fn look_up(&self, directory: &Inode, name: &[u8]) -> Result<(Arc<Inode>, Row)> {
+        check_name(name)?;
+        let (found, stored) = {
+            let table = self.table.read();
+            let Some(found) = self.find(&table, directory.number(), name)? else {
+                drop(table);
+                self.directory_row(directory)?;
+                return Err(FileError::NotFound);
+            };
+            (found, Self::stored_in(&table, found.inode)?)
+        };
+        let inode = self.known.get(found.inode);
+        let row = inode.active.read().as_ref().map_or(stored, |active| active.shown());
+        Ok((inode, row))
+    }
+
+    fn directory_row(&self, directory: &Inode) -> Result<Row> {
+        let row = self.attributes(directory)?;
+        if row.file_type() == Some(FileType::Directory) { Ok(row) } else { Err(FileError::NotDirectory) }
+    }
+
+    /// The entry of a name: by the hash, then by the name itself.
+    pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<Found>> {
+        let hash = keys::name_hash(self.numbers.seed, name);
+        let mut candidates = Vec::new();
+        table.scan(keys::names(directory, hash), &mut |key, row| {
+            candidates.push((key.to_vec(), row.to_vec()));
+            true
+        })?;
+        for (key, row) in candidates {
+            let keys::Key::Name { sequence, .. } = keys::Key::decode(&key)? else { continue };
+            let NameTarget { inode, file_type } = NameTarget::decode(&row)?;
+            let named = table.get(&keys::entry(directory, sequence))?;
+            let named = named.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
+            if Entry::decode(&named)?.name == name {
+                return Ok(Some(Found { inode, file_type, sequence }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a file and gives it a name. `new` sees the directory as it is at that moment, and the value of the directory's extended attribute
+    /// `inherited` (its default access control list).
+    ///
+    /// # Errors
+    /// [`FileError::Exists`], [`FileError::NotFound`] for a removed directory, [`FileError::NotDirectory`], [`FileError::NameTooLong`].
+    pub fn make(
+        &self,
+        directory: &Inode,
+        name: &[u8],
+        inherited: &[u8],
+        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+    ) -> Result<(Arc<Inode>, Row)> {
+        check_name(name)?;
+        let entered = self.gate.enter();
+        let _names = self.names.lock();
+        let mut parent = self.edit_directory(directory)?;
+        if self.find(&self.table.read(), directory.number(), name)?.is_some() {
+            return Err(FileError::Exists);
+        }
+        let mut batch = Batch::default();
+        let now = (self.clock)();
+        let mut made = self.born(directory, &parent, inherited, new, now)?;
+        let number = self.number();
+        made.row.hint = Some(NameHint { directory: directory.number(), sequence: number });
+        let file_type = file_type(&made.row)?;
+        made.row.links = if file_type == FileType::Directory { 2 } else { 1 };
+        self.put_new(entered.txg(), number, &mut made, &mut batch)?;
+        self.enter_name(&mut batch, &Place { directory: directory.number(), name }, number, (number, file_type));
+        gain(&mut parent, file_type, now)?;
+        parent.put(&mut batch);
+        self.apply_recorded(entered.txg(), &batch)?;
+        self.count_new(&made.row);
+        Ok((self.known.get(number), made.row))
+    }
+
+    /// Makes a regular file without a name (`O_TMPFILE`); one that is `linkable` may get one once.
+    ///
+    /// # Errors
+    /// As [`Self::make`].
+    pub fn make_nameless(
+        &self,
+        directory: &Inode,
+        inherited: &[u8],
+        linkable: bool,
+        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+    ) -> Result<(Arc<Inode>, Row)> {
+        let entered = self.gate.enter();
+        let parent = self.edit_directory(directory)?;
+        let mut batch = Batch::default();
+        let mut made = self.born(directory, &parent, inherited, new, (self.clock)())?;
+        drop(parent);
+        let number = self.number();
+        made.row.links = 0;
+        self.put_new(entered.txg(), number, &mut made, &mut batch)?;
+        batch.put(&keys::orphan(number), Vec::new());
+        self.apply_recorded(entered.txg(), &batch)?;
+        self.count_new(&made.row);
+        let inode = self.known.get(number);
+        let mut edited = self.edit(&inode)?;
+        edited.lose_last_name();
+        edited.activate().linkable = linkable;
+        drop(edited);
+        Ok((inode, made.row))
+    }
+
+    /// A directory, locked to take another name.
+    fn edit_directory<'a>(&self, directory: &'a Inode) -> Result<Editing<'a>> {
+        let edited = self.edit(directory)?;
+        if edited.file_type() != FileType::Directory {
+            return Err(FileError::NotDirectory);
+        }
+        if edited.row.links == 0 { Err(FileError::NotFound) } else { Ok(edited) }
+    }
+
+    fn born(
+        &self,
+        directory: &Inode,
+        parent: &Editing<'_>,
+        inherited: &[u8],
+        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+        now: Timestamp,
+    ) -> Result<NewInode> {
+        let attribute = if parent.row.flags & crate::rows::inode::flags::HAS_XATTRS == 0 {
+            None
+        } else {
+            self.attribute_value(&self.table.read(), directory.number(), inherited)?
+        };
+        let mut made = new(&ParentView { row: parent.row, attribute, now })?;
+        (made.row.accessed, made.row.modified, made.row.changed, made.row.born) = (now, now, now, now);
+        Ok(made)
+    }
+
+    fn put_new(&self, txg: Txg, number: u64, made: &mut NewInode, batch: &mut Batch) -> Result<()> {
+        if let Some(target) = &made.target {
+            if target.is_empty() || target.len() >= crate::rows::extent::INLINE_MOST {
+                return Err(FileError::NameTooLong);
+            }
+            made.row.size = target.len() as u64;
+            batch.put(&keys::extent(number, 0), Extent::Inline(target).encode());
+        }
+        for (name, value) in &made.attributes {
+            made.row.charged += self.put_attribute(txg, number, name, value, batch)?;
+            made.row.flags |= crate::rows::inode::flags::HAS_XATTRS;
+        }
+        batch.put(&keys::inode(number), made.row.encode());
+        Ok(())
+    }
+
+    fn count_new(&self, row: &Row) {
+        self.numbers.objects.fetch_add(1, Ordering::Relaxed);
+        self.count_owner(row, i64::try_from(row.charged).unwrap_or(i64::MAX), 1);
+    }
+
+    fn enter_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64, (inode, file_type): (u64, FileType)) {
+        let hash = keys::name_hash(self.numbers.seed, place.name);
+        batch.put(&keys::entry(place.directory, sequence), Entry { inode, file_type, name: place.name }.encode());
+        batch.put(&keys::name(place.directory, hash, sequence), NameTarget { inode, file_type }.encode());
+    }
+
+    fn leave_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64) {
+        let hash = keys::name_hash(self.numbers.seed, place.name);
+        batch.remove(&keys::entry(place.directory, sequence));
+        batch.remove(&keys::name(place.directory, hash, sequence));
+    }
+
+    /// Gives a file a further name.
+    ///
+    /// # Errors
+    /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for a file that lost its last name,
+    /// [`FileError::TooManyLinks`].
+    pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<Row> {
+        check_name(name)?;
+        let entered = self.gate.enter();
+        let _names = self.names.lock();
+        if self.attributes(inode)?.file_type() == Some(FileType::Directory) {
+            return Err(FileError::NotPermitted);
+        }
+        let mut parent = self.edit_directory(directory)?;
+        if self.find(&self.table.read(), directory.number(), name)?.is_some() {
+            return Err(FileError::Exists);
+        }
+        let mut linked = self.edit(inode)?;
+        let file_type = linked.file_type();
+        if linked.row.links == 0 && !linked.activate().linkable {
+            return Err(FileError::NotFound);
+        }
+        if linked.row.links >= LINKS_MOST {
+            return Err(FileError::TooManyLinks);
+        }
+        let mut batch = Batch::default();
+        let now = (self.clock)();
+        let sequence = self.number();
+        self.enter_name(&mut batch, &Place { directory: directory.number(), name }, sequence, (inode.number(), file_type));
+        if linked.row.links == 0 {
+            batch.remove(&keys::orphan(inode.number()));
+            linked.row.hint = Some(NameHint { directory: directory.number(), sequence });
+            let active = linked.activate();
+            (active.nameless, active.linkable) = (false, false);
+        }
+        linked.row.links += 1;
+        linked.row.changed = now;
+        linked.put(&mut batch);
+        gain(&mut parent, file_type, now)?;
+        parent.put(&mut batch);
+        self.apply_recorded(entered.txg(), &batch)?;
+        Ok(linked.row)
+    }
+
+    /// Takes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`], [`FileError::IsDirectory`].
+    pub fn unlink(&self, directory: &Inode, name: &[u8]) -> Result<()> {
+        self.take(directory, name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NotEmpty`].
+    pub fn remove_directory(&self, directory: &Inode, name: &[u8]) -> Result<()> {
+        self.take(directory, name, true)
+    }
+
+    fn take(&self, directory: &Inode, name: &[u8], is_directory: bool) -> Result<()> {
+        check_name(name)?;
+        let entered = self.gate.enter();
+        let _names = self.names.lock();
+        let mut parent = self.edit(directory)?;
+        if parent.file_type() != FileType::Directory {
+            return Err(FileError::NotDirectory);
+        }
+        let found = self.find(&self.table.read(), directory.number(), name)?.ok_or(FileError::NotFound)?;
+        match (found.file_type == FileType::Directory, is_directory) {
+            (true, false) => return Err(FileError::IsDirectory),
+            (false, true) => return Err(FileError::NotDirectory),
+            _ => {}
+        }
+        // Declared before the lock on it, so that it is let go of after that.
+        let inode = self.known.get(found.inode);
+        let mut taken = self.edit(&inode)?;
+        check_empty(&taken)?;
+        let mut batch = Batch::default();
+        let now = (self.clock)();
+        self.leave_name(&mut batch, &Place { directory: directory.number(), name }, found.sequence);
+        lose_name(&mut taken, now, &mut batch);
+        lose(&mut parent, found.file_type, now);
+        parent.put(&mut batch);
+        self.apply_recorded(entered.txg(), &batch)
+    }
+
+    /// Renames.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`], [`FileError::Exists`] with [`MayReplace::No`], [`FileError::NotEmpty`], [`FileError::NotDirectory`],
+    /// [`FileError::IsDirectory`], [`FileError::Invalid`] for a directory that would come below itself.
+    pub fn rename(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace) -> Result<()> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        let entered = self.gate.enter();
+        let _names = self.names.lock();
+        let (source, target) = {
+            let table = self.table.read();
+            let source = self.find(&table, from.0.number(), from.1)?;
+            (source, self.find(&table, to.0.number(), to.1)?)
+        };
+        let Some(source) = source else {
+            self.directory_row(from.0)?;
+            return Err(FileError::NotFound);
+        };
+        if let ControlFlow::Break(answer) = self.judge_rename(from.0, source, to.0, target, replace)? {
+            return answer;
+        }
+        let mut parents = Parents::lock(self, from.0, to.0)?;
+        if parents.to().row.links == 0 {
+            return Err(FileError::NotFound);
+        }
+        let now = (self.clock)();
+        let mut batch = Batch::default();
+        let (old, new) = (Place { directory: from.0.number(), name: from.1 }, Place { directory: to.0.number(), name: to.1 });
+        let moved = self.known.get(source.inode);
+        let mut moving = self.edit(&moved)?;
+        let other = target.map(|target| self.known.get(target.inode));
+        let mut replaced = other.as_deref().map(|other| self.edit(other)).transpose()?;
+        self.leave_name(&mut batch, &old, source.sequence);
+        lose(parents.from(), source.file_type, now);
+        if let (Some(target), Some(edited)) = (target, replaced.as_mut()) {
+            self.leave_name(&mut batch, &new, target.sequence);
+            lose(parents.to(), target.file_type, now);
+            if replace == MayReplace::Exchange {
+                let sequence = self.number();
+                self.enter_name(&mut batch, &old, sequence, (target.inode, target.file_type));
+                gain(parents.from(), target.file_type, now)?;
+                edited.row.hint = Some(NameHint { directory: old.directory, sequence });
+                edited.row.changed = now;
+                edited.put(&mut batch);
+            } else {
+                check_empty(edited)?;
+                lose_name(edited, now, &mut batch);
+            }
+        }
+        let sequence = self.number();
+        self.enter_name(&mut batch, &new, sequence, (source.inode, source.file_type));
+        gain(parents.to(), source.file_type, now)?;
+        moving.row.hint = Some(NameHint { directory: new.directory, sequence });
+        moving.row.changed = now;
+        moving.put(&mut batch);
+        parents.put(&mut batch);
+        self.apply_recorded(entered.txg(), &batch)
+    }
+
+    /// Whether a rename may be, or is nothing to do.
+    fn judge_rename(
+        &self,
+        from: &Inode,
+        source: Found,
+        to: &Inode,
+        target: Option<Found>,
+        replace: MayReplace,
+    ) -> Result<ControlFlow<Result<()>>> {
+        let stop = |error| Ok(ControlFlow::Break(Err(error)));
+        self.directory_row(to)?;
+        match (replace, target) {
+            (MayReplace::No, Some(_)) => return stop(FileError::Exists),
+            (MayReplace::Exchange, None) => return stop(FileError::NotFound),
+            _ => {}
+        }
+        if source.file_type == FileType::Directory && self.is_at_or_below(to.number(), source.inode)? {
+            return stop(FileError::Invalid);
+        }
+        let Some(target) = target else { return Ok(ControlFlow::Continue(())) };
+        if target.file_type == FileType::Directory && self.is_at_or_below(from.number(), target.inode)? {
+            return stop(if replace == MayReplace::Exchange { FileError::Invalid } else { FileError::NotEmpty });
+        }
+        if source.inode == target.inode {
+            // Two names of one file: nothing happens (rename(2)).
+            return Ok(ControlFlow::Break(Ok(())));
+        }
+        match (source.file_type == FileType::Directory, target.file_type == FileType::Directory) {
+            _ if replace == MayReplace::Exchange => Ok(ControlFlow::Continue(())),
+            (true, false) => stop(FileError::NotDirectory),
+            (false, true) => stop(FileError::IsDirectory),
+            _ => Ok(ControlFlow::Continue(())),
+        }
+    }
+
+    /// Whether `directory` is `above` itself or lies below it. Directories have one name each, so their hints lead to the root.
+    fn is_at_or_below(&self, directory: u64, above: u64) -> Result<bool> {
+        let mut at = directory;
+        loop {
+            if at == above {
+                return Ok(true);
+            }
+            match self.attributes(&self.known.get(at))?.hint {
+                Some(hint) => at = hint.directory,
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// The directory that holds a directory; the root's is itself.
+    ///
+    /// # Errors
+    /// [`FileError::NotFound`] where it is gone.
+    pub fn parent(&self, directory: &Inode) -> Result<Arc<Inode>> {
+        let above = self.attributes(directory)?.hint.map_or(self.numbers.root, |hint| hint.directory);
+        Ok(self.known.get(above))
+    }
+
+    /// The path of a file below the root, by the name that its hint names; `None` where that name is gone.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn path(&self, inode: &Inode) -> Result<Option<Vec<u8>>> {
+        let mut parts = Vec::new();
+        let mut at = inode.number();
+        while at != self.numbers.root {
+            let Some(hint) = self.attributes(&self.known.get(at))?.hint else { return Ok(None) };
+            let Some(row) = self.table.read().get(&keys::entry(hint.directory, hint.sequence))? else { return Ok(None) };
+            let entry = Entry::decode(&row)?;
+            if entry.inode != at {
+                return Ok(None);
+            }
+            parts.push(entry.name.to_vec());
+            at = hint.directory;
+        }
+        parts.reverse();
+        Ok(Some(parts.join(&b'/')))
+    }
+
+    /// Where a symbolic link points.
+    ///
+    /// # Errors
+    /// [`FileError::Invalid`] for anything else.
+    pub fn read_link(&self, inode: &Inode) -> Result<Vec<u8>> {
+        if self.attributes(inode)?.file_type() != Some(FileType::Symlink) {
+            return Err(FileError::Invalid);
+        }
+        let row = self.table.read().get(&keys::extent(inode.number(), 0))?.ok_or(FileError::NotFound)?;
+        match Extent::decode(&row)? {
+            Extent::Inline(target) => Ok(target.to_vec()),
+            _ => Err(crate::PoolError::Format(crate::Damage::Structure("a symbolic link without its target")).into()),
+        }
+    }
+}
+
+/// The one or two directories of a rename, locked.
+struct Parents<'a> {
+    from: Editing<'a>,
+    to: Option<Editing<'a>>,
+}
+
+impl<'a> Parents<'a> {
+    fn lock<T: Table>(files: &Files<T>, from: &'a Inode, to: &'a Inode) -> Result<Self> {
+        let locked = files.edit(from)?;
+        let to = if from.number() == to.number() { None } else { Some(files.edit(to)?) };
+        Ok(Self { from: locked, to })
+    }
+
+    fn from(&mut self) -> &mut Editing<'a> {
+        &mut self.from
+    }
+
+    fn to(&mut self) -> &mut Editing<'a> {
+        self.to.as_mut().unwrap_or(&mut self.from)
+    }
+
+    fn put(&mut self, batch: &mut Batch) {
+        self.from.put(batch);
+        if let Some(to) = &mut self.to {
+            to.put(batch);
+        }
+    }
+}
+
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > keys::NAME_MOST {
+        return Err(FileError::NameTooLong);
+    }
+    if entry::is_name(name) { Ok(()) } else { Err(FileError::Invalid) }
+}
+
+fn file_type(row: &Row) -> Result<FileType> {
+    row.file_type().ok_or(FileError::Invalid)
+}
+
+fn check_empty(edited: &Editing<'_>) -> Result<()> {
+    if edited.file_type() == FileType::Directory && edited.row.size != 0 { Err(FileError::NotEmpty) } else { Ok(()) }
+}
+
+/// A directory gets a name.
+fn gain(directory: &mut Editing<'_>, of: FileType, now: Timestamp) -> Result<()> {
+    let row = &mut directory.row;
+    if of == FileType::Directory {
+        if row.links >= LINKS_MOST {
+            return Err(FileError::TooManyLinks);
+        }
+        row.links += 1;
+    }
+    row.size += 1;
+    (row.modified, row.changed) = (now, now);
+    Ok(())
+}
+
+/// A directory loses a name.
+fn lose(directory: &mut Editing<'_>, of: FileType, now: Timestamp) {
+    let row = &mut directory.row;
+    if of == FileType::Directory {
+        row.links = row.links.saturating_sub(1);
+    }
+    row.size = row.size.saturating_sub(1);
+    (row.modified, row.changed) = (now, now);
+}
+
+/// A file loses one of its names; one without any waits as an orphan until nobody holds it.
+fn lose_name(edited: &mut Editing<'_>, now: Timestamp, batch: &mut Batch) {
+    let directory = edited.file_type() == FileType::Directory;
+    edited.row.links = if directory { 0 } else { edited.row.links.saturating_sub(1) };
+    edited.row.changed = now;
+    if edited.row.links == 0 {
+        batch.put(&keys::orphan(edited.number), Vec::new());
+        edited.lose_last_name();
+    }
+    edited.put(batch);
+}

@@ -1,0 +1,78 @@
+//! The edge between files and the dataset's tree: rows read one by one or in ranges, and changed in batches. Tests put an ordered map behind it.
+
+use std::ops::Range;
+
+use crate::error::PoolError;
+use crate::log::Change;
+use crate::pointer::Txg;
+
+/// The rows of a dataset.
+pub trait Table: Send + Sync {
+    /// A row.
+    ///
+    /// # Errors
+    /// Damage of the tree, a device that fails.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
+
+    /// The rows of a range in the order of their keys, until `visit` answers false.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError>;
+
+    /// Makes all changes of a batch, in its order.
+    ///
+    /// # Errors
+    /// As [`Self::get`]. The table is then half changed: the caller must not commit it.
+    fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
+}
+
+/// A change of one row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowChange {
+    /// Which row.
+    pub key: Vec<u8>,
+    /// What it becomes; `None` where it goes.
+    pub row: Option<Vec<u8>>,
+}
+
+impl RowChange {
+    /// The change as the intent log has it.
+    #[must_use]
+    pub fn as_change(&self) -> Change<'_> {
+        match &self.row {
+            Some(value) => Change::Put { key: &self.key, value },
+            None => Change::Delete { key: &self.key },
+        }
+    }
+}
+
+/// What one operation changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    changes: Vec<RowChange>,
+}
+
+impl Batch {
+    /// The row becomes this.
+    pub fn put(&mut self, key: &[u8], row: Vec<u8>) {
+        self.changes.push(RowChange { key: key.to_vec(), row: Some(row) });
+    }
+
+    /// The row goes, if it is there.
+    pub fn remove(&mut self, key: &[u8]) {
+        self.changes.push(RowChange { key: key.to_vec(), row: None });
+    }
+
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// The changes in their order.
+    #[must_use]
+    pub fn changes(&self) -> &[RowChange] {
+        &self.changes
+    }
+}

@@ -1,0 +1,570 @@
+//! Files over a map: each operation by itself, then random ones against a plain model, over flushes and reopening.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use super::*;
+use crate::frames::NewFrame;
+use crate::rows::{FileType, Inode as Row};
+
+#[derive(Clone, Default)]
+struct MapTable(BTreeMap<Vec<u8>, Vec<u8>>);
+
+impl Table for MapTable {
+    fn get(&self, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, PoolError> {
+        Ok(self.0.get(key).cloned())
+    }
+
+    fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> std::result::Result<(), PoolError> {
+        for (key, row) in self.0.range(range) {
+            if !visit(key, row) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, _: Txg, batch: &Batch) -> std::result::Result<(), PoolError> {
+        for change in batch.changes() {
+            match &change.row {
+                Some(row) => self.0.insert(change.key.clone(), row.clone()),
+                None => self.0.remove(&change.key),
+            };
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct MapFrames {
+    content: Mutex<BTreeMap<u32, Arc<[u8]>>>,
+    next: AtomicU32,
+    /// Writes that still succeed; negative: all.
+    room: AtomicI64,
+}
+
+impl Frames for MapFrames {
+    fn read(&self, pointer: &Pointer) -> std::result::Result<Arc<[u8]>, PoolError> {
+        Ok(self.content.lock().get(&pointer.index).cloned().expect("a frame that was freed is read"))
+    }
+
+    fn expect(&self, _: &[Pointer]) {}
+
+    fn write(&self, frame: &NewFrame<'_>) -> std::result::Result<Pointer, PoolError> {
+        if self.room.load(Ordering::Relaxed) == 0 {
+            return Err(PoolError::NoSpace);
+        }
+        self.room.fetch_sub(1, Ordering::Relaxed);
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        self.content.lock().insert(index, frame.content.into());
+        Ok(Pointer {
+            segment: 1,
+            index,
+            offset: 0,
+            stored: frame.content.len() as u32,
+            logical: frame.content.len() as u32,
+            kind: frame.kind,
+            compression: crate::Compression::Off,
+            checksum_kind: frame.checksum,
+            birth: frame.birth,
+            checksum: [0; 16],
+        })
+    }
+}
+
+fn ground(frames: &Arc<MapFrames>) -> Ground {
+    let ticks = AtomicI64::new(0);
+    Ground {
+        dataset: 5,
+        gate: Arc::new(Gate::new(Txg(7))),
+        frames: Arc::clone(frames) as Arc<dyn Frames>,
+        clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
+        storing: Storing { record_shift: 12, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 },
+    }
+}
+
+fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
+    let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
+    (Files::format(ground(&frames), MapTable::default(), 99).unwrap(), frames)
+}
+
+fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
+    move |parent| {
+        let mut row = Row::new(file_type, 0o644, parent.now);
+        (row.uid, row.gid) = (10, 20);
+        Ok(NewInode { row, target: None, attributes: Vec::new() })
+    }
+}
+
+type MapFiles = Files<MapTable>;
+
+fn make(files: &MapFiles, directory: &Inode, name: &[u8], file_type: FileType) -> Arc<Inode> {
+    files.make(directory, name, b"", &new(file_type)).unwrap().0
+}
+
+fn content(files: &MapFiles, inode: &Inode) -> Vec<u8> {
+    let size = files.attributes(inode).unwrap().size as usize;
+    let mut all = vec![1; size + 10];
+    assert_eq!(files.read(inode, 0, &mut all).unwrap(), size);
+    all.truncate(size);
+    all
+}
+
+fn names(files: &MapFiles, directory: &Inode) -> Vec<Vec<u8>> {
+    files.list(directory, 0, false, usize::MAX).unwrap().into_iter().map(|entry| entry.name).collect()
+}
+
+/// Everything that must hold between the rows: counts, sizes, names by hash and by sequence, use of owners, and the frames that rows name are exactly
+/// those that were written and not freed.
+fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Pointer>) {
+    let entered = files.gate.enter();
+    files.flush(entered.txg()).unwrap();
+    drop(entered);
+    for pointer in files.take_freed() {
+        assert!(frames.content.lock().remove(&pointer.index).is_some(), "freed twice");
+        freed.push(pointer);
+    }
+    let table = files.with_table(|table| table.clone());
+    let (mut links, mut sizes, mut uses) = (BTreeMap::<u64, u32>::new(), BTreeMap::<u64, u64>::new(), BTreeMap::new());
+    let (mut named, mut inodes, mut by_hash, mut entries) = (BTreeMap::new(), BTreeMap::new(), 0, 0);
+    let mut reached = Vec::new();
+    for (key, row) in &table.0 {
+        match keys::Key::decode(key).unwrap() {
+            keys::Key::Inode(number) => {
+                inodes.insert(number, Row::decode(row).unwrap());
+            }
+            keys::Key::Entry { directory, sequence } => {
+                let entry = crate::rows::Entry::decode(row).unwrap();
+                entries += 1;
+                *links.entry(entry.inode).or_default() += 1;
+                *sizes.entry(directory).or_default() += 1;
+                if entry.file_type == FileType::Directory {
+                    *links.entry(directory).or_default() += 1;
+                    *links.entry(entry.inode).or_default() += 1;
+                }
+                named.insert((directory, sequence), entry.inode);
+                let key = keys::name(directory, keys::name_hash(99, entry.name), sequence);
+                assert!(table.0.contains_key(key.as_slice()));
+            }
+            keys::Key::Name { .. } => by_hash += 1,
+            keys::Key::Extent { inode, .. } => {
+                if let Some(pointer) = crate::rows::Extent::decode(row).unwrap().pointer() {
+                    reached.push(pointer.index);
+                    *sizes.entry(u64::MAX - inode).or_default() += pointer.charged();
+                }
+            }
+            keys::Key::Xattr { inode, .. } => {
+                if let crate::rows::Xattr::Frame(pointer) = crate::rows::Xattr::decode(row).unwrap() {
+                    reached.push(pointer.index);
+                    *sizes.entry(u64::MAX - inode).or_default() += pointer.charged();
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(by_hash, entries);
+    assert_eq!(inodes.len() as u64, files.objects());
+    for (number, row) in &inodes {
+        let root = u32::from(*number == 1) * 2;
+        assert_eq!(row.links, links.get(number).copied().unwrap_or(0) + root, "links of {number}");
+        if row.file_type() == Some(FileType::Directory) {
+            assert_eq!(row.size, sizes.get(number).copied().unwrap_or(0), "names in {number}");
+        }
+        if let Some(hint) = row.hint.filter(|_| row.file_type() == Some(FileType::Directory) && row.links > 0) {
+            assert_eq!(named.get(&(hint.directory, hint.sequence)), Some(number));
+        }
+        assert_eq!(row.charged, sizes.get(&(u64::MAX - number)).copied().unwrap_or(0), "charged to {number}");
+        for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
+            let used: &mut crate::rows::OwnerUse = uses.entry(owner).or_default();
+            used.bytes += row.charged;
+            used.objects += 1;
+        }
+    }
+    for (owner, used) in &uses {
+        let row = table.0.get(keys::owner_use(owner.0, owner.1).as_slice()).expect("the use of an owner");
+        assert_eq!(crate::rows::OwnerUse::decode(row).unwrap(), *used, "{owner:?}");
+    }
+    reached.sort_unstable();
+    assert_eq!(reached, frames.content.lock().keys().copied().collect::<Vec<_>>());
+}
+
+#[test]
+fn names_are_made_found_listed_and_taken() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    let d = make(&files, &root, b"d", FileType::Directory);
+    assert!(matches!(files.make(&root, b"a", b"", &new(FileType::Regular)), Err(FileError::Exists)));
+    assert!(matches!(files.make(&a, b"x", b"", &new(FileType::Regular)), Err(FileError::NotDirectory)));
+    assert!(matches!(files.make(&root, &[b'n'; 256], b"", &new(FileType::Regular)), Err(FileError::NameTooLong)));
+    make(&files, &root, &[0xff; 255], FileType::Regular);
+    assert_eq!(files.look_up(&root, b"a").unwrap().0.number(), a.number());
+    assert!(matches!(files.look_up(&root, b"b"), Err(FileError::NotFound)));
+    assert!(matches!(files.look_up(&a, b"b"), Err(FileError::NotDirectory)));
+    assert_eq!(names(&files, &root), [b"a".to_vec(), b"d".to_vec(), vec![0xff; 255]]);
+    let first = files.list(&root, 0, true, 1).unwrap();
+    let rest = files.list(&root, first[0].sequence, true, 9).unwrap();
+    assert_eq!((first.len(), rest.len(), rest[0].name.as_slice()), (1, 2, b"d".as_slice()));
+    let inside = make(&files, &d, b"f", FileType::Regular);
+    assert_eq!(files.path(&inside).unwrap().unwrap(), b"d/f");
+    assert!(matches!(files.remove_directory(&root, b"d"), Err(FileError::NotEmpty)));
+    assert!(matches!(files.unlink(&root, b"d"), Err(FileError::IsDirectory)));
+    assert!(matches!(files.remove_directory(&root, b"a"), Err(FileError::NotDirectory)));
+    files.unlink(&d, b"f").unwrap();
+    files.remove_directory(&root, b"d").unwrap();
+    assert!(matches!(files.make(&d, b"x", b"", &new(FileType::Regular)), Err(FileError::NotFound)));
+    assert_eq!(files.attributes(&d).unwrap().links, 0);
+    // The listing holds what it showed.
+    drop((d, inside));
+    assert_eq!(files.free_let_go().unwrap(), 1);
+    drop((first, rest));
+    assert_eq!(files.free_let_go().unwrap(), 1);
+    check(&files, &frames, &mut Vec::new());
+}
+
+#[test]
+fn a_file_without_a_name_lives_while_it_is_held() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    let data = vec![7; 100_000];
+    files.write(&a, Some(0), &data).unwrap();
+    files.unlink(&root, b"a").unwrap();
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(files.free_let_go().unwrap(), 0);
+    assert_eq!(content(&files, &a), data);
+    assert!(matches!(files.link(&a, &root, b"b"), Err(FileError::NotFound)));
+    let (t, row) = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap();
+    assert_eq!(row.links, 0);
+    files.write(&t, Some(0), b"tmp").unwrap();
+    files.link(&t, &root, b"t").unwrap();
+    drop((a, t));
+    assert_eq!(files.free_let_go().unwrap(), 1);
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(content(&files, &files.look_up(&root, b"t").unwrap().0), b"tmp");
+    // What a crash leaves is freed at the next start.
+    let held = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap().0;
+    files.write(&held, Some(0), &data).unwrap();
+    check(&files, &frames, &mut Vec::new());
+    let reopened = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+    assert_eq!(reopened.free_orphans().unwrap(), 1);
+    check(&reopened, &frames, &mut Vec::new());
+}
+
+#[test]
+fn holes_are_found_and_made() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    files.write(&a, Some(3 * 4096), &[5; 4096]).unwrap();
+    files.write(&a, Some(10 * 4096 + 1), b"x").unwrap();
+    assert_eq!(files.seek(&a, 0, SeekTo::Data).unwrap(), 3 * 4096);
+    assert_eq!(files.seek(&a, 0, SeekTo::Hole).unwrap(), 0);
+    assert_eq!(files.seek(&a, 3 * 4096 + 5, SeekTo::Hole).unwrap(), 4 * 4096);
+    assert_eq!(files.seek(&a, 5 * 4096, SeekTo::Data).unwrap(), 10 * 4096);
+    assert_eq!(files.seek(&a, 10 * 4096, SeekTo::Hole).unwrap(), 10 * 4096 + 2);
+    assert!(matches!(files.seek(&a, 10 * 4096 + 2, SeekTo::Data), Err(FileError::NoData)));
+    check(&files, &frames, &mut Vec::new());
+    files.zero(&a, 0, 1 << 40, false).unwrap();
+    assert_eq!(files.attributes(&a).unwrap().size, 10 * 4096 + 2);
+    assert!(matches!(files.seek(&a, 0, SeekTo::Data), Err(FileError::NoData)));
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(files.attributes(&a).unwrap().charged, 0);
+    files.zero(&a, 0, 1 << 40, true).unwrap();
+    assert_eq!(files.attributes(&a).unwrap().size, 1 << 40);
+    // Zeros are a hole where content may be packed.
+    files.write(&a, Some(0), &[0; 8192]).unwrap();
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(files.attributes(&a).unwrap().charged, 0);
+    assert!(matches!(files.write(&a, Some(i64::MAX as u64), b"x"), Err(FileError::TooLarge)));
+}
+
+#[test]
+fn a_full_pool_loses_nothing_that_was_accepted() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    let data: Vec<u8> = (0..40_000u32).map(|byte| byte as u8 | 1).collect();
+    frames.room.store(5, Ordering::Relaxed);
+    let outcome = files.write(&a, Some(0), &data).unwrap();
+    assert_eq!(outcome.written, 5 * 4096);
+    assert!(matches!(files.write(&a, Some(5 * 4096), &data), Err(FileError::Pool(PoolError::NoSpace))));
+    files.write(&a, Some(100), b"parts are kept in memory").unwrap();
+    files.write(&a, Some(5000), b"until there is room").unwrap();
+    assert!(files.flush(Txg(7)).is_err());
+    let mut expected = data[..5 * 4096].to_vec();
+    expected[100..124].copy_from_slice(b"parts are kept in memory");
+    expected[5000..5019].copy_from_slice(b"until there is room");
+    assert_eq!(content(&files, &a), expected);
+    frames.room.store(-1, Ordering::Relaxed);
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(files.buffered(), 0);
+    assert_eq!(content(&files, &a), expected);
+}
+
+#[test]
+fn attributes_short_and_long() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    assert!(matches!(files.attribute(&a, b"user.x"), Err(FileError::NoData)));
+    files.set_attribute(&a, b"user.x", b"1", Some(false), None).unwrap();
+    assert!(matches!(files.set_attribute(&a, b"user.x", b"2", Some(false), None), Err(FileError::AttributeExists)));
+    assert!(matches!(files.set_attribute(&a, b"user.y", b"2", Some(true), None), Err(FileError::NoData)));
+    let long = vec![9; 65536];
+    files.set_attribute(&a, b"user.long", &long, None, Some(0o751)).unwrap();
+    assert!(matches!(files.set_attribute(&a, b"user.longer", &[0; 65537], None, None), Err(FileError::TooLarge)));
+    assert_eq!(files.attribute(&a, b"user.long").unwrap(), long);
+    assert_eq!(files.attributes(&a).unwrap().mode & 0o7777, 0o751);
+    assert_eq!(files.attribute_names(&a).unwrap(), [b"user.long".to_vec(), b"user.x".to_vec()]);
+    check(&files, &frames, &mut Vec::new());
+    files.set_attribute(&a, b"user.long", b"short", Some(true), None).unwrap();
+    files.remove_attribute(&a, b"user.x").unwrap();
+    check(&files, &frames, &mut Vec::new());
+    files.unlink(&root, b"a").unwrap();
+    drop(a);
+    assert_eq!(files.free_let_go().unwrap(), 1);
+    check(&files, &frames, &mut Vec::new());
+    assert!(frames.content.lock().is_empty());
+}
+
+/// A random operation; numbers choose among what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Make(u8, u8, bool),
+    Write(u8, u32, u32, u8),
+    Append(u8, u16),
+    Resize(u8, u32),
+    Zero(u8, u32, u32),
+    Unlink(u8, u8),
+    Rename(u8, u8, u8, u8, u8),
+    Link(u8, u8, u8),
+    Chown(u8, u8),
+    Flush,
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let one = prop_oneof![
+        4 => (any::<u8>(), 0u8..6, any::<bool>()).prop_map(|(a, b, c)| Step::Make(a, b, c)),
+        6 => (any::<u8>(), 0u32..30_000, 0u32..20_000, any::<u8>()).prop_map(|(a, b, c, d)| Step::Write(a, b, c, d)),
+        2 => (any::<u8>(), any::<u16>()).prop_map(|(a, b)| Step::Append(a, b % 9000)),
+        3 => (any::<u8>(), 0u32..40_000).prop_map(|(a, b)| Step::Resize(a, b)),
+        2 => (any::<u8>(), 0u32..40_000, 0u32..20_000).prop_map(|(a, b, c)| Step::Zero(a, b, c)),
+        3 => (any::<u8>(), 0u8..6).prop_map(|(a, b)| Step::Unlink(a, b)),
+        4 => (any::<u8>(), 0u8..6, any::<u8>(), 0u8..6, 0u8..3).prop_map(|(a, b, c, d, e)| Step::Rename(a, b, c, d, e)),
+        2 => (any::<u8>(), any::<u8>(), 0u8..6).prop_map(|(a, b, c)| Step::Link(a, b, c)),
+        1 => (any::<u8>(), 0u8..3).prop_map(|(a, b)| Step::Chown(a, b)),
+        2 => Just(Step::Flush),
+        1 => Just(Step::Reopen),
+    ];
+    proptest::collection::vec(one, 1..80)
+}
+
+/// The model: directories by path, files by number with their content.
+#[derive(Default)]
+struct Model {
+    directories: BTreeMap<u64, BTreeMap<Vec<u8>, u64>>,
+    files: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Model {
+    fn pick(map: &[u64], by: u8) -> Option<u64> {
+        map.get(by as usize % map.len().max(1)).copied()
+    }
+
+    fn directory(&self, by: u8) -> u64 {
+        Self::pick(&self.directories.keys().copied().collect::<Vec<_>>(), by).unwrap()
+    }
+
+    fn file(&self, by: u8) -> Option<u64> {
+        Self::pick(&self.files.keys().copied().collect::<Vec<_>>(), by)
+    }
+
+    fn holds(&self, above: u64, directory: u64) -> bool {
+        above == directory
+            || self.directories[&above].values().any(|inside| self.directories.contains_key(inside) && self.holds(*inside, directory))
+    }
+
+    fn forget(&mut self, number: u64) {
+        let named = self.directories.values().flat_map(BTreeMap::values).any(|other| *other == number);
+        if !named {
+            self.files.remove(&number);
+            self.directories.remove(&number);
+        }
+    }
+}
+
+fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &Step, freed: &mut Vec<Pointer>) {
+    let name = |by: u8| format!("n{by}").into_bytes();
+    let known = |files: &MapFiles, number| files.by_number(number).unwrap();
+    match *step {
+        Step::Make(d, n, directory) => {
+            let d = model.directory(d);
+            let kind = if directory { FileType::Directory } else { FileType::Regular };
+            let made = files.make(&known(files, d), &name(n), b"", &new(kind));
+            if model.directories[&d].contains_key(&name(n)) {
+                assert!(matches!(made, Err(FileError::Exists)));
+                return;
+            }
+            let number = made.unwrap().0.number();
+            model.directories.get_mut(&d).unwrap().insert(name(n), number);
+            if directory {
+                model.directories.insert(number, BTreeMap::new());
+            } else {
+                model.files.insert(number, Vec::new());
+            }
+        }
+        Step::Write(f, offset, length, byte) => {
+            let Some(f) = model.file(f) else { return };
+            let data = vec![byte; length as usize];
+            assert_eq!(files.write(&known(files, f), Some(offset.into()), &data).unwrap().written, data.len());
+            if !data.is_empty() {
+                let content = model.files.get_mut(&f).unwrap();
+                let end = offset as usize + data.len();
+                content.resize(content.len().max(end), 0);
+                content[offset as usize..end].copy_from_slice(&data);
+            }
+        }
+        Step::Append(f, length) => {
+            let Some(f) = model.file(f) else { return };
+            let data: Vec<u8> = (0..length).map(|byte| byte as u8).collect();
+            files.write(&known(files, f), None, &data).unwrap();
+            model.files.get_mut(&f).unwrap().extend(data);
+        }
+        Step::Resize(f, size) => {
+            let Some(f) = model.file(f) else { return };
+            files.set_attributes(&known(files, f), &AttributeChange { size: Some(size.into()), ..AttributeChange::default() }).unwrap();
+            model.files.get_mut(&f).unwrap().resize(size as usize, 0);
+        }
+        Step::Zero(f, offset, length) => {
+            let Some(f) = model.file(f) else { return };
+            files.zero(&known(files, f), offset.into(), length.into(), false).unwrap();
+            let content = model.files.get_mut(&f).unwrap();
+            let end = content.len().min((offset + length) as usize);
+            if let Some(zeroed) = content.get_mut(offset as usize..end) {
+                zeroed.fill(0);
+            }
+        }
+        Step::Unlink(d, n) => {
+            let d = model.directory(d);
+            let directory = known(files, d);
+            let Some(number) = model.directories[&d].get(&name(n)).copied() else {
+                assert!(matches!(files.unlink(&directory, &name(n)), Err(FileError::NotFound)));
+                return;
+            };
+            match model.directories.get(&number) {
+                Some(inside) if !inside.is_empty() => {
+                    assert!(matches!(files.remove_directory(&directory, &name(n)), Err(FileError::NotEmpty)));
+                    return;
+                }
+                Some(_) => files.remove_directory(&directory, &name(n)).unwrap(),
+                None => files.unlink(&directory, &name(n)).unwrap(),
+            }
+            model.directories.get_mut(&d).unwrap().remove(&name(n));
+            model.forget(number);
+        }
+        Step::Rename(from, old, to, new, how) => {
+            let (from, to) = (model.directory(from), model.directory(to));
+            let how = [MayReplace::Yes, MayReplace::No, MayReplace::Exchange][how as usize];
+            let done = files.rename((&known(files, from), &name(old)), (&known(files, to), &name(new)), how);
+            let source = model.directories[&from].get(&name(old)).copied();
+            let target = model.directories[&to].get(&name(new)).copied();
+            let is_directory = |number: u64| model.directories.contains_key(&number);
+            let Some(source) = source else {
+                assert!(matches!(done, Err(FileError::NotFound)));
+                return;
+            };
+            let below_itself = is_directory(source) && model.holds(source, to);
+            let above = target.is_some_and(|target| is_directory(target) && model.holds(target, from));
+            let refused = match (how, target) {
+                (MayReplace::No, Some(_)) | (MayReplace::Exchange, None) => true,
+                _ if below_itself || above => true,
+                (MayReplace::Exchange, Some(_)) => false,
+                (_, Some(target)) if target == source => false,
+                (_, Some(target)) => match (is_directory(source), is_directory(target)) {
+                    (true, true) => !model.directories[&target].is_empty(),
+                    (a, b) => a != b,
+                },
+                _ => false,
+            };
+            assert_eq!(done.is_err(), refused, "{done:?}");
+            if refused || target == Some(source) {
+                return;
+            }
+            model.directories.get_mut(&from).unwrap().remove(&name(old));
+            model.directories.get_mut(&to).unwrap().insert(name(new), source);
+            if let Some(target) = target {
+                if how == MayReplace::Exchange {
+                    model.directories.get_mut(&from).unwrap().insert(name(old), target);
+                } else {
+                    model.forget(target);
+                }
+            }
+        }
+        Step::Link(f, d, n) => {
+            let (Some(f), d) = (model.file(f), model.directory(d)) else { return };
+            let done = files.link(&known(files, f), &known(files, d), &name(n));
+            if model.directories[&d].contains_key(&name(n)) {
+                assert!(matches!(done, Err(FileError::Exists)));
+            } else {
+                done.unwrap();
+                model.directories.get_mut(&d).unwrap().insert(name(n), f);
+            }
+        }
+        Step::Chown(f, uid) => {
+            let Some(f) = model.file(f) else { return };
+            let change = AttributeChange { uid: Some(uid.into()), permissions: Some(0o600), ..AttributeChange::default() };
+            assert_eq!(files.set_attributes(&known(files, f), &change).unwrap().uid, u32::from(uid));
+        }
+        Step::Flush => {
+            files.free_let_go().unwrap();
+            check(files, frames, freed);
+        }
+        Step::Reopen => {
+            check(files, frames, freed);
+            *files = Files::open(ground(frames), files.with_table(|table| table.clone())).unwrap();
+            files.free_orphans().unwrap();
+        }
+    }
+}
+
+fn compare(files: &MapFiles, model: &Model) {
+    for (number, expected) in &model.directories {
+        let directory = files.by_number(*number).unwrap();
+        let mut listed = names(files, &directory);
+        listed.sort();
+        assert_eq!(listed, expected.keys().cloned().collect::<Vec<_>>());
+        for (name, target) in expected {
+            assert_eq!(files.look_up(&directory, name).unwrap().0.number(), *target);
+        }
+    }
+    for (number, expected) in &model.files {
+        assert!(content(files, &files.by_number(*number).unwrap()) == *expected, "content of {number}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #[test]
+    fn random_operations_as_the_model(steps in steps()) {
+        let (mut files, frames) = empty();
+        let mut model = Model::default();
+        model.directories.insert(1, BTreeMap::new());
+        let mut freed = Vec::new();
+        for step in &steps {
+            run(&mut files, &frames, &mut model, step, &mut freed);
+            compare(&files, &model);
+        }
+        files.free_let_go().unwrap();
+        check(&files, &frames, &mut freed);
+        prop_assert_eq!(files.buffered(), 0);
+        let reopened = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();
+        compare(&reopened, &model);
+    }
+}

@@ -1,0 +1,151 @@
+//! The identity block of a label: which pool, which device of it, and which others there are.
+
+use crate::checksum;
+use crate::codec::{Reader, Writer};
+use crate::error::PoolError;
+
+use super::structure;
+
+/// Length of the block, bytes.
+pub(super) const LENGTH: usize = 32 << 10;
+const MAGIC: [u8; 8] = *b"nacrePOO";
+/// The format that this program writes and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+/// Whether a pool was left in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PoolState {
+    /// In use, or its user died.
+    Active = 1,
+    /// Exported: anybody may import it.
+    Exported = 2,
+    /// Destroyed: nobody should, except on purpose.
+    Destroyed = 3,
+}
+
+/// A device of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its own number, for ever.
+    pub guid: u64,
+    /// Its length as used by the pool, bytes.
+    pub length: u64,
+    /// Where it was when last seen. Bytes of a path, a hint only.
+    pub path: Vec<u8>,
+}
+
+/// The identity block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Grows with every writing of identities; the newest wins.
+    pub revision: u64,
+    /// Features that every user of the pool must know.
+    pub incompatible: u64,
+    /// Features that a writer must know.
+    pub read_only_compatible: u64,
+    /// Features that nobody must know.
+    pub compatible: u64,
+    /// The pool's number.
+    pub pool: u64,
+    /// The pool's name.
+    pub name: String,
+    /// Left in order or not.
+    pub state: PoolState,
+    /// The machine that has or had the pool: a number and a name.
+    pub host: (u64, String),
+    /// When this was written, seconds since 1970.
+    pub time: u64,
+    /// Length of slots, bytes.
+    pub slot: u64,
+    /// Which of the members this device is.
+    pub index: u16,
+    /// All devices of the pool.
+    pub members: Vec<Member>,
+}
+
+impl Identity {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, PoolError> {
+        let mut body = Writer::default();
+        body.u32(VERSION);
+        for number in [self.revision, self.incompatible, self.read_only_compatible, self.compatible, self.pool] {
+            body.u64(number);
+        }
+        body.string(self.name.as_bytes());
+        body.u8(self.state as u8);
+        body.u64(self.host.0);
+        body.string(self.host.1.as_bytes());
+        body.u64(self.time);
+        body.u64(self.slot);
+        body.u16(self.index);
+        let count = u16::try_from(self.members.len()).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
+        body.u16(count);
+        for member in &self.members {
+            body.u64(member.guid);
+            body.u64(member.length);
+            body.string(&member.path);
+        }
+        let mut body = body.finish();
+        if body.len() > LENGTH - 24 {
+            return Err(PoolError::Refused("the names of the pool's devices do not fit its labels".to_owned()));
+        }
+        body.resize(LENGTH - 24, 0);
+        let mut block = Writer::default();
+        block.bytes(&MAGIC);
+        block.bytes(&checksum::structure(&body));
+        block.bytes(&body);
+        Ok(block.finish())
+    }
+
+    pub(super) fn decode(block: &[u8]) -> Result<Self, PoolError> {
+        let mut from = Reader::new(block);
+        if from.array()? != MAGIC {
+            return structure("no label");
+        }
+        let sum: [u8; 16] = from.array()?;
+        let body = from.take(LENGTH - 24)?;
+        if checksum::structure(body) != sum {
+            return structure("the label's checksum does not fit");
+        }
+        Self::decode_body(&mut Reader::new(body))
+    }
+
+    fn decode_body(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let version = from.u32()?;
+        if version != VERSION {
+            return Err(PoolError::Refused(format!("the pool has format {version}; this program knows format {VERSION}")));
+        }
+        let (revision, incompatible) = (from.u64()?, from.u64()?);
+        if incompatible != 0 {
+            return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {incompatible:#x}")));
+        }
+        let (read_only_compatible, compatible, pool) = (from.u64()?, from.u64()?, from.u64()?);
+        let name = text(from)?;
+        let state = match from.u8()? {
+            1 => PoolState::Active,
+            2 => PoolState::Exported,
+            3 => PoolState::Destroyed,
+            _ => return structure("unknown state of a pool"),
+        };
+        let host = (from.u64()?, text(from)?);
+        let (time, slot, index, count) = (from.u64()?, from.u64()?, from.u16()?, from.u16()?);
+        if !slot.is_power_of_two() || !(1 << 20..=1 << 26).contains(&slot) {
+            return structure("impossible length of slots");
+        }
+        if index >= count {
+            return structure("impossible number of a device");
+        }
+        let mut members = Vec::new();
+        for _ in 0..count {
+            members.push(Member { guid: from.u64()?, length: from.u64()?, path: from.string()?.to_vec() });
+        }
+        Ok(Self { revision, incompatible, read_only_compatible, compatible, pool, name, state, host, time, slot, index, members })
+    }
+}
+
+fn text(from: &mut Reader<'_>) -> Result<String, PoolError> {
+    match std::str::from_utf8(from.string()?) {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => structure("a name that is not UTF-8"),
+    }
+}

@@ -1,0 +1,224 @@
+//! Root records: each names one committed state of the pool, whole.
+//!
+//! Numbers of roots ("generations") go up by one with every record; a txg may have several, because the store also commits moves of the cleaner
+//! by itself, with the upper level's part unchanged.
+
+use crate::checksum;
+use crate::codec::{Reader, Writer};
+use crate::error::PoolError;
+use crate::pointer::{Pointer, Txg};
+
+use super::structure;
+
+/// Length of a record, bytes.
+pub(super) const LENGTH: usize = 4096;
+/// How much the upper level may put into a root, bytes.
+pub const UPPER_LIMIT: usize = 2048;
+const MAGIC: [u8; 8] = *b"nacreROO";
+
+/// Where a segment (or a part of it) lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Which device.
+    pub device: u16,
+    /// Which slot of it.
+    pub slot: u32,
+}
+
+/// Where replay of the intent log begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogStart {
+    /// Place of the first block in the log area, bytes.
+    pub position: u64,
+    /// Its sequence number.
+    pub sequence: u64,
+    /// What the block before it passes on; the log says what that is.
+    pub chain: u64,
+}
+
+/// A segment of the segment table itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableSegment {
+    /// Its number.
+    pub id: u32,
+    /// Where it lies.
+    pub place: Vec<Place>,
+    /// Frames in it.
+    pub frames: u32,
+    /// How much of it is written, bytes.
+    pub bytes: u32,
+    /// The generation since which nothing in it is used; `None` while something is.
+    pub dead_since: Option<u64>,
+}
+
+/// One committed state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The pool.
+    pub pool: u64,
+    /// The number of this record.
+    pub generation: u64,
+    /// The oldest generation whose frames are still all there.
+    pub kept: u64,
+    /// The last transaction group in it.
+    pub txg: Txg,
+    /// When, seconds since 1970.
+    pub time: u64,
+    /// Whether the pool was closed in order with this root.
+    pub clean: bool,
+    /// The number of the next segment.
+    pub next_segment: u32,
+    /// The upper level's tree.
+    pub catalog: Option<Pointer>,
+    /// What the upper level wants to find again, at most [`UPPER_LIMIT`] bytes.
+    pub upper: Vec<u8>,
+    /// Where replay begins.
+    pub log_start: LogStart,
+    /// The log area: runs of slots.
+    pub log: Vec<(Place, u32)>,
+    /// The segments of the table.
+    pub table_segments: Vec<TableSegment>,
+    /// The frame that lists the frames of the full copy of the table.
+    pub table: Option<Pointer>,
+    /// What has changed in the table since, oldest first.
+    pub deltas: Vec<Pointer>,
+}
+
+impl Root {
+    /// The record.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a root that does not fit.
+    pub fn encode(&self) -> Result<Vec<u8>, PoolError> {
+        let mut body = Writer::default();
+        for number in [self.pool, self.generation, self.kept, self.txg.0, self.time] {
+            body.u64(number);
+        }
+        body.u8(u8::from(self.clean));
+        body.u32(self.next_segment);
+        for number in [self.log_start.position, self.log_start.sequence, self.log_start.chain] {
+            body.u64(number);
+        }
+        optional(&mut body, self.catalog.as_ref());
+        body.string(&self.upper);
+        body.varint(self.log.len() as u64);
+        for (place, count) in &self.log {
+            write_place(&mut body, *place);
+            body.varint(u64::from(*count));
+        }
+        body.varint(self.table_segments.len() as u64);
+        for segment in &self.table_segments {
+            body.varint(u64::from(segment.id));
+            write_places(&mut body, &segment.place);
+            body.varint(u64::from(segment.frames));
+            body.varint(u64::from(segment.bytes));
+            body.varint(segment.dead_since.map_or(0, |generation| generation + 1));
+        }
+        optional(&mut body, self.table.as_ref());
+        body.varint(self.deltas.len() as u64);
+        for delta in &self.deltas {
+            delta.encode(&mut body);
+        }
+        let mut body = body.finish();
+        if body.len() > LENGTH - 24 || self.upper.len() > UPPER_LIMIT {
+            return Err(PoolError::Refused("a root record would be longer than its place".to_owned()));
+        }
+        body.resize(LENGTH - 24, 0);
+        let mut record = Writer::default();
+        record.bytes(&MAGIC);
+        record.bytes(&checksum::structure(&body));
+        record.bytes(&body);
+        Ok(record.finish())
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are none.
+    pub fn decode(record: &[u8]) -> Result<Self, PoolError> {
+        let mut from = Reader::new(record);
+        if from.array()? != MAGIC {
+            return structure("no root record");
+        }
+        let sum: [u8; 16] = from.array()?;
+        let body = from.take(LENGTH - 24)?;
+        if checksum::structure(body) != sum {
+            return structure("the root record's checksum does not fit");
+        }
+        Self::decode_body(&mut Reader::new(body))
+    }
+
+    fn decode_body(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let (pool, generation, kept, txg, time) = (from.u64()?, from.u64()?, from.u64()?, Txg(from.u64()?), from.u64()?);
+        let clean = match from.u8()? {
+            0 => false,
+            1 => true,
+            _ => return structure("unknown flags of a root record"),
+        };
+        let next_segment = from.u32()?;
+        let log_start = LogStart { position: from.u64()?, sequence: from.u64()?, chain: from.u64()? };
+        let catalog = read_optional(from)?;
+        let upper = from.string()?.to_vec();
+        let mut log = Vec::new();
+        for _ in 0..from.varint()? {
+            log.push((read_place(from)?, small(from)?));
+        }
+        let mut table_segments = Vec::new();
+        for _ in 0..from.varint()? {
+            let (id, place) = (small(from)?, read_places(from)?);
+            let (frames, bytes) = (small(from)?, small(from)?);
+            table_segments.push(TableSegment { id, place, frames, bytes, dead_since: from.varint()?.checked_sub(1) });
+        }
+        let table = read_optional(from)?;
+        let mut deltas = Vec::new();
+        for _ in 0..from.varint()? {
+            deltas.push(Pointer::decode(from)?);
+        }
+        Ok(Self { pool, generation, kept, txg, time, clean, next_segment, catalog, upper, log_start, log, table_segments, table, deltas })
+    }
+}
+
+fn optional(to: &mut Writer, pointer: Option<&Pointer>) {
+    to.u8(u8::from(pointer.is_some()));
+    if let Some(pointer) = pointer {
+        pointer.encode(to);
+    }
+}
+
+fn read_optional(from: &mut Reader<'_>) -> Result<Option<Pointer>, PoolError> {
+    match from.u8()? {
+        0 => Ok(None),
+        1 => Pointer::decode(from).map(Some),
+        _ => structure("neither a pointer nor none"),
+    }
+}
+
+/// A number of at most 32 bits.
+pub(crate) fn small(from: &mut Reader<'_>) -> Result<u32, PoolError> {
+    from.varint()?.try_into().or_else(|_| structure("a number of more than 32 bits"))
+}
+
+pub(crate) fn write_place(to: &mut Writer, place: Place) {
+    to.varint(u64::from(place.device));
+    to.varint(u64::from(place.slot));
+}
+
+pub(crate) fn read_place(from: &mut Reader<'_>) -> Result<Place, PoolError> {
+    let device = small(from)?.try_into().or_else(|_| structure("a device's number of more than 16 bits"))?;
+    Ok(Place { device, slot: small(from)? })
+}
+
+pub(crate) fn write_places(to: &mut Writer, places: &[Place]) {
+    to.varint(places.len() as u64);
+    for place in places {
+        write_place(to, *place);
+    }
+}
+
+pub(crate) fn read_places(from: &mut Reader<'_>) -> Result<Vec<Place>, PoolError> {
+    let mut places = Vec::new();
+    for _ in 0..from.varint()? {
+        places.push(read_place(from)?);
+    }
+    Ok(places)
+}

@@ -1,0 +1,174 @@
+//! Tests of labels: decoders survive any bytes, copies replace each other, rings keep the last roots.
+
+use super::*;
+use crate::checksum;
+use crate::device::Simulator;
+use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
+use proptest::prelude::*;
+
+fn identity(revision: u64) -> Identity {
+    Identity {
+        revision,
+        incompatible: 0,
+        read_only_compatible: 0,
+        compatible: 5,
+        pool: 77,
+        name: "tank".to_owned(),
+        state: PoolState::Active,
+        host: (3, "here".to_owned()),
+        time: 1_700_000_000,
+        slot: 1 << 20,
+        index: 1,
+        members: vec![
+            Member { guid: 1, length: 64 << 20, path: b"/dev/one".to_vec() },
+            Member { guid: 2, length: 64 << 20, path: b"/dev/tw\xff".to_vec() },
+        ],
+    }
+}
+
+fn pointer(segment: u32) -> Pointer {
+    Pointer {
+        segment,
+        index: 3,
+        offset: 4,
+        stored: 5,
+        logical: 6,
+        kind: FrameKind::Table,
+        compression: Compression::Off,
+        checksum_kind: ChecksumKind::Xxh3,
+        birth: Txg(7),
+        checksum: [9; 16],
+    }
+}
+
+fn root(generation: u64) -> Root {
+    Root {
+        pool: 77,
+        generation,
+        kept: generation.saturating_sub(3),
+        txg: Txg(generation * 2),
+        time: 5,
+        clean: false,
+        next_segment: 12,
+        catalog: Some(pointer(1)),
+        upper: vec![1; UPPER_LIMIT],
+        log_start: LogStart { position: 4096, sequence: 8, chain: 99 },
+        log: vec![(Place { device: 0, slot: 0 }, 4)],
+        table_segments: (0..24)
+            .map(|id| TableSegment {
+                id: 1 << 28 | id,
+                place: vec![Place { device: 1, slot: 1 << 20 }],
+                frames: 1000,
+                bytes: 1 << 26,
+                dead_since: (id % 2 == 0).then_some(1 << 40),
+            })
+            .collect(),
+        table: Some(pointer(2)),
+        deltas: (0..12).map(pointer).collect(),
+    }
+}
+
+#[test]
+fn the_largest_root_fits_and_survives() {
+    let record = root(5).encode().unwrap();
+    assert_eq!(record.len(), root::LENGTH);
+    assert_eq!(Root::decode(&record).unwrap(), root(5));
+    let mut large = root(5);
+    large.upper.push(0);
+    assert!(large.encode().is_err());
+    for bit in 0..record.len() * 8 {
+        let mut rotten = record.clone();
+        rotten[bit / 8] ^= 1 << (bit % 8);
+        assert!(Root::decode(&rotten).is_err());
+    }
+}
+
+#[test]
+fn identities_are_found_while_one_copy_is_left() {
+    let device = Simulator::new("sim", (64 << 20) + 12_345);
+    assert_eq!(probe(&device).unwrap(), None);
+    write_identity(&device, &identity(1)).unwrap();
+    assert_eq!(probe(&device).unwrap().unwrap(), identity(1));
+    write_identity(&device, &identity(2)).unwrap();
+    let places = places(device.length());
+    assert_eq!(places, vec![0, 512 << 10, 63 << 20, (63 << 20) + (512 << 10)]);
+    for place in &places[..3] {
+        device.rot(place + IDENTITY_AT + 100, 3);
+        assert_eq!(probe(&device).unwrap().unwrap(), identity(2));
+    }
+    device.rot(places[3] + IDENTITY_AT + 30_000, 3);
+    assert_eq!(probe(&device).unwrap(), None);
+    assert!(super::places((2 << 20) - 1).is_empty());
+}
+
+#[test]
+fn a_crash_while_identities_are_written_leaves_one() {
+    for seed in 0..64 {
+        for allowed in 0..7 {
+            let device = Simulator::new("sim", 64 << 20);
+            write_identity(&device, &identity(1)).unwrap();
+            device.fail_after(allowed);
+            assert_eq!(write_identity(&device, &identity(2)).is_ok(), allowed >= 6);
+            device.crash(seed);
+            let found = probe(&device).unwrap().unwrap();
+            assert!(found == identity(2) || (found == identity(1) && allowed < 6));
+        }
+    }
+}
+
+#[test]
+fn a_newer_format_is_refused_in_words() {
+    let device = Simulator::new("sim", 64 << 20);
+    let mut newer = identity(1);
+    newer.incompatible = 4;
+    write_identity(&device, &newer).unwrap();
+    let error = probe(&device).unwrap_err();
+    assert!(error.to_string().contains("features that this program does not know: 0x4"), "{error}");
+}
+
+#[test]
+fn rings_keep_the_last_roots() {
+    let device = Simulator::new("sim", 64 << 20);
+    for generation in 1..=100 {
+        write_root(&device, generation, &root(generation).encode().unwrap()).unwrap();
+    }
+    let found: Vec<u64> = roots(&device, 77).unwrap().iter().map(|root| root.generation).collect();
+    assert_eq!(found, (5..=100).collect::<Vec<_>>());
+    assert!(roots(&device, 78).unwrap().is_empty());
+    erase_roots(&device, &[99, 100]).unwrap();
+    assert_eq!(roots(&device, 77).unwrap().last().unwrap().generation, 98);
+    device.fail_reads(true);
+    assert!(roots(&device, 77).is_err());
+    assert!(probe(&device).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_label_or_an_error(body in proptest::collection::vec(any::<u8>(), 0..600), as_root: bool) {
+        // With the right checksum in front, so that the fields are judged.
+        let (magic, length) = if as_root { (*b"nacreROO", root::LENGTH) } else { (*b"nacrePOO", 32 << 10) };
+        let mut body = body;
+        body.resize(length - 24, 0);
+        if !as_root {
+            body[..4].copy_from_slice(&1u32.to_le_bytes());
+            body[12..20].fill(0);
+        }
+        let mut block = magic.to_vec();
+        block.extend(checksum::structure(&body));
+        block.extend(&body);
+        if as_root { let _ = Root::decode(&block); } else { let _ = Identity::decode(&block); }
+        let _ = Root::decode(&body);
+        let _ = Identity::decode(&body);
+    }
+
+    #[test]
+    fn identities_survive(name in "[a-z]{1,30}", index in 0u16..2, flip in 0usize..(32 << 13)) {
+        let mut written = identity(9);
+        written.name = name;
+        written.index = index;
+        let mut block = written.encode().unwrap();
+        prop_assert_eq!(Identity::decode(&block).unwrap(), written);
+        block[flip % (32 << 10)] ^= 1 << (flip % 8);
+        prop_assert!(Identity::decode(&block).is_err());
+    }
+}

@@ -1,0 +1,201 @@
+//! The intent log: what an fsync promised between two commits. The dataset layer records each operation, fsync flushes, a commit makes what it
+//! holds obsolete, import replays.
+//!
+//! ```text
+//!  record()   operation -> the buffer in memory, in the order of the operations
+//!  flush()    buffer -> one block -> write, sync; all who wait meanwhile share the next block
+//!  committed  buffer and ring forget what the commit holds
+//!  replay     blocks from the root's start on -> records, in order
+//! ```
+//!
+//! Invariants: records become durable in the order in which they were recorded; a record of a txg is never durable in the log while an earlier
+//! record of a txg that is not committed is missing: where the buffer overflows, a flush asks for a commit until that has happened.
+
+use std::collections::VecDeque;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::PoolError;
+use crate::pointer::Txg;
+
+pub mod record;
+pub mod ring;
+
+pub use record::{Change, Record};
+pub use ring::{Area, Replayed, Ring, Start};
+
+/// How many bytes of records one flush may write; what is larger is cheaper as a commit.
+pub const FLUSH_MOST: usize = 4 << 20;
+
+/// A record's place in the order of all records. A flush up to it makes it durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// What a flush came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Flushed {
+    /// Everything up to the ticket is durable.
+    Durable,
+    /// The log cannot hold it: it is durable once this txg is committed.
+    NeedsCommit(Txg),
+}
+
+/// The records of one txg that are in memory only.
+#[derive(Debug)]
+struct Batch {
+    txg: Txg,
+    records: Vec<u8>,
+    last: Ticket,
+}
+
+#[derive(Debug)]
+struct State {
+    pending: VecDeque<Batch>,
+    bytes: usize,
+    last: Ticket,
+    newest: Txg,
+    durable: Ticket,
+    /// The last txg of which records were dropped: nothing may be logged before it is committed.
+    dropped: Option<Txg>,
+    writing: bool,
+    failed: Option<PoolError>,
+}
+
+/// The log of an imported pool.
+#[derive(Debug)]
+pub struct Log<A: Area> {
+    state: Mutex<State>,
+    done: Condvar,
+    ring: Mutex<Ring<A>>,
+}
+
+impl<A: Area> Log<A> {
+    /// A log that goes on where the ring stands.
+    #[must_use]
+    pub fn new(ring: Ring<A>) -> Self {
+        let state = State {
+            pending: VecDeque::new(),
+            bytes: 0,
+            last: Ticket(0),
+            newest: Txg(0),
+            durable: Ticket(0),
+            dropped: None,
+            writing: false,
+            failed: None,
+        };
+        Self { state: Mutex::new(state), done: Condvar::new(), ring: Mutex::new(ring) }
+    }
+
+    /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg open meanwhile, so that records come in the order
+    /// of their txgs.
+    pub fn record(&self, record: &Record<'_>) -> Ticket {
+        let mut encoded = crate::codec::Writer::default();
+        record.encode(&mut encoded);
+        let encoded = encoded.finish();
+        let mut state = self.state.lock();
+        state.last.0 = state.last.0.wrapping_add(1);
+        let last = state.last;
+        state.newest = state.newest.max(record.txg);
+        if state.dropped.is_some_and(|txg| txg >= record.txg) {
+            return last;
+        }
+        if state.bytes.saturating_add(encoded.len()) > FLUSH_MOST {
+            state.pending.clear();
+            state.bytes = 0;
+            state.dropped = Some(record.txg);
+            return last;
+        }
+        state.bytes = state.bytes.saturating_add(encoded.len());
+        match state.pending.back_mut() {
+            Some(batch) if batch.txg == record.txg => {
+                batch.records.extend_from_slice(&encoded);
+                batch.last = last;
+            }
+            _ => state.pending.push_back(Batch { txg: record.txg, records: encoded, last }),
+        }
+        last
+    }
+
+    /// The ticket of the newest record: what an fsync of everything waits for.
+    #[must_use]
+    pub fn newest(&self) -> Ticket {
+        self.state.lock().last
+    }
+
+    /// Makes everything up to a ticket durable. Those who come while a block is being written share the next.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; after a failure every further flush fails with it, for what was written last is unknown.
+    pub fn flush(&self, through: Ticket) -> Result<Flushed, PoolError> {
+        let mut state = self.state.lock();
+        loop {
+            if state.durable >= through {
+                return Ok(Flushed::Durable);
+            }
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if let Some(txg) = state.dropped {
+                return Ok(Flushed::NeedsCommit(txg));
+            }
+            if !state.writing {
+                break;
+            }
+            self.done.wait(&mut state);
+        }
+        let batches = std::mem::take(&mut state.pending);
+        let Some((txg, last)) = batches.back().map(|batch| (batch.txg, batch.last)) else {
+            return Ok(Flushed::NeedsCommit(state.newest));
+        };
+        state.bytes = 0;
+        state.writing = true;
+        drop(state);
+        let payload: Vec<u8> = batches.iter().flat_map(|batch| batch.records.iter().copied()).collect();
+        let written = self.ring.lock().append(txg, &payload);
+        let mut state = self.state.lock();
+        state.writing = false;
+        self.done.notify_all();
+        match written {
+            Ok(true) => state.durable = state.durable.max(last),
+            Ok(false) => state.dropped = state.dropped.max(Some(txg)),
+            Err(error) => {
+                state.failed = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(if state.durable >= through { Flushed::Durable } else { Flushed::NeedsCommit(txg) })
+    }
+
+    /// Where replay has to begin for a root that holds this txg: to be written into it. Blocks from there on stay until [`Self::committed`].
+    #[must_use]
+    pub fn start_after(&self, txg: Txg) -> Start {
+        self.ring.lock().start_after(txg)
+    }
+
+    /// This txg is durable: its records need no log any more, and those who wait for them are done. `last` is the newest ticket that it holds, taken
+    /// when the txg was closed.
+    pub fn committed(&self, txg: Txg, last: Ticket) {
+        self.ring.lock().forget(txg);
+        let mut state = self.state.lock();
+        state.durable = state.durable.max(last);
+        while state.pending.front().is_some_and(|batch| batch.txg <= txg) {
+            if let Some(batch) = state.pending.pop_front() {
+                state.bytes = state.bytes.saturating_sub(batch.records.len());
+            }
+        }
+        if state.dropped.is_some_and(|dropped| dropped <= txg) {
+            state.dropped = None;
+        }
+        self.done.notify_all();
+    }
+
+    /// How many bytes of the ring are in use: near its length, a commit is due.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.ring.lock().used()
+    }
+}
+
+#[cfg(test)]
+mod tests;

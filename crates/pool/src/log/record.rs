@@ -1,0 +1,109 @@
+//! Records of the intent log: what one operation changed in the rows of one dataset. Replay applies them in order and knows nothing of files but
+//! data writes; applying one twice is applying it once.
+
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::pointer::Txg;
+
+const PUT: u8 = 1;
+const DELETE: u8 = 2;
+const DELETE_RANGE: u8 = 3;
+const WRITE: u8 = 4;
+
+/// A change of rows; its bytes are borrowed from the operation, or from the block on replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// A row has this value.
+    Put {
+        /// The row's key.
+        key: &'a [u8],
+        /// Its value.
+        value: &'a [u8],
+    },
+    /// A row is gone.
+    Delete {
+        /// The row's key.
+        key: &'a [u8],
+    },
+    /// All rows of a range are gone: the records behind the end of a file.
+    DeleteRange {
+        /// The first key.
+        from: &'a [u8],
+        /// The key after the last.
+        to: &'a [u8],
+    },
+    /// Content was written to a file; its records are made anew from it. The inode's row is a change of its own.
+    Write {
+        /// The file.
+        inode: u64,
+        /// Where, bytes.
+        offset: u64,
+        /// What.
+        data: &'a [u8],
+    },
+}
+
+/// What one operation changed. It is applied whole or, where a commit holds its txg, not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// The txg that the operation belongs to.
+    pub txg: Txg,
+    /// The dataset; 0 is the catalog.
+    pub dataset: u64,
+    /// The changes, in order.
+    pub changes: Vec<Change<'a>>,
+}
+
+impl<'a> Record<'a> {
+    /// Appends the record: its length, then its fields.
+    pub fn encode(&self, to: &mut Writer) {
+        let mut body = Writer::default();
+        body.varint(self.txg.0);
+        body.varint(self.dataset);
+        for change in &self.changes {
+            match change {
+                Change::Put { key, value } => {
+                    body.u8(PUT);
+                    body.string(key);
+                    body.string(value);
+                }
+                Change::Delete { key } => {
+                    body.u8(DELETE);
+                    body.string(key);
+                }
+                Change::DeleteRange { from, to } => {
+                    body.u8(DELETE_RANGE);
+                    body.string(from);
+                    body.string(to);
+                }
+                Change::Write { inode, offset, data } => {
+                    body.u8(WRITE);
+                    body.varint(*inode);
+                    body.varint(*offset);
+                    body.string(data);
+                }
+            }
+        }
+        to.string(&body.finish());
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are no record.
+    pub fn decode(from: &mut Reader<'a>) -> Result<Self, PoolError> {
+        let mut body = Reader::new(from.string()?);
+        let (txg, dataset) = (Txg(body.varint()?), body.varint()?);
+        let mut changes = Vec::new();
+        while !body.is_empty() {
+            changes.push(match body.u8()? {
+                PUT => Change::Put { key: body.string()?, value: body.string()? },
+                DELETE => Change::Delete { key: body.string()? },
+                DELETE_RANGE => Change::DeleteRange { from: body.string()?, to: body.string()? },
+                WRITE => Change::Write { inode: body.varint()?, offset: body.varint()?, data: body.string()? },
+                _ => return Err(PoolError::Format(Damage::Structure("unknown change in a log record"))),
+            });
+        }
+        Ok(Self { txg, dataset, changes })
+    }
+}

@@ -1,0 +1,338 @@
+//! Blocks of the intent log in a ring of preallocated space. Import replays it, [`super::Log`] appends to it.
+//!
+//! A block is a header of 48 bytes and its records, padded to 4 KiB. It names its pool, its sequence and the checksum of the block before, so that
+//! what an earlier lap left behind is never taken for what follows. Positions only grow; where they lie in the area is their remainder.
+//!
+//! Invariants: a block is written and synced before the next is begun; a block that the last durable root may need is not written over.
+
+use std::collections::VecDeque;
+
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::pointer::Txg;
+
+use super::record::Record;
+
+/// Blocks begin at multiples of this, and the area's length is one, bytes.
+pub const BLOCK: u64 = 4096;
+
+/// Length of a block's header, bytes.
+pub const HEADER: usize = 48;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"nLog");
+
+/// The space that a ring lies in: offsets from 0 on.
+pub trait Area: Send {
+    /// Its length, bytes, a multiple of [`BLOCK`].
+    fn length(&self) -> u64;
+
+    /// Reads all of `into`.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], as for all here.
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError>;
+
+    /// Writes all of `from`; it is durable after [`Self::sync`].
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<(), PoolError>;
+
+    /// Makes everything written durable.
+    ///
+    /// # Errors
+    /// As [`Self::read_at`].
+    fn sync(&self) -> Result<(), PoolError>;
+}
+
+impl<A: Area + ?Sized> Area for Box<A> {
+    fn length(&self) -> u64 {
+        (**self).length()
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError> {
+        (**self).read_at(into, offset)
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<(), PoolError> {
+        (**self).write_at(from, offset)
+    }
+
+    fn sync(&self) -> Result<(), PoolError> {
+        (**self).sync()
+    }
+}
+
+/// Where a replay begins: what a root record holds of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The position of the next block, a multiple of [`BLOCK`].
+    pub position: u64,
+    /// Its sequence.
+    pub sequence: u64,
+    /// The checksum of the block before.
+    pub chain: u64,
+}
+
+impl Start {
+    /// Length of an encoded start, bytes.
+    pub const LENGTH: usize = 24;
+
+    /// Appends the start's 24 bytes.
+    pub fn encode(&self, to: &mut Writer) {
+        to.u64(self.position);
+        to.u64(self.sequence);
+        to.u64(self.chain);
+    }
+
+    /// Reads a start's 24 bytes.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are none.
+    pub fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
+        let start = Self { position: from.u64()?, sequence: from.u64()?, chain: from.u64()? };
+        if start.position.is_multiple_of(BLOCK) { Ok(start) } else { Err(damaged("the start of the log")) }
+    }
+}
+
+/// What a replay found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Whole blocks.
+    pub blocks: u64,
+    /// Records that were shown.
+    pub records: u64,
+    /// The sequence of a block that is damaged although a later one is whole: from it on, what was promised durable is lost.
+    pub lost: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    start: Start,
+    txg: Txg,
+}
+
+/// The ring: which blocks are in use, and where the next goes.
+#[derive(Debug)]
+pub struct Ring<A: Area> {
+    area: A,
+    pool: u64,
+    next: Start,
+    blocks: VecDeque<Block>,
+    /// Where the next block goes lies the head of one that a crash tore.
+    torn: bool,
+}
+
+impl<A: Area> Ring<A> {
+    /// An empty ring. A start that was never used before: position 0 for a new pool; for a pool that goes back to an older root, a sequence above all
+    /// that the ring has seen.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for an area or a position that is no multiple of [`BLOCK`].
+    pub fn new(area: A, pool: u64, start: Start) -> Result<Self, PoolError> {
+        if area.length() == 0 || !area.length().is_multiple_of(BLOCK) || !start.position.is_multiple_of(BLOCK) {
+            return Err(damaged("the place of the log"));
+        }
+        Ok(Self { area, pool, next: start, blocks: VecDeque::new(), torn: false })
+    }
+
+    /// Reads what the log holds from a start on, and shows each record of a txg after `committed`, in order. The ring then goes on behind the last
+    /// whole block; the blocks that were read stay until [`Self::forget`].
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Format`] for a whole block whose records are none; the visitor's.
+    pub fn replay(
+        area: A,
+        pool: u64,
+        start: Start,
+        committed: Txg,
+        visit: &mut dyn FnMut(&Record<'_>) -> Result<(), PoolError>,
+    ) -> Result<(Self, Replayed), PoolError> {
+        let mut ring = Self::new(area, pool, start)?;
+        let mut replayed = Replayed::default();
+        while let Some((header, content)) = ring.read_next()? {
+            let mut from = Reader::new(content.get(HEADER..).unwrap_or_default());
+            while !from.is_empty() {
+                let record = Record::decode(&mut from)?;
+                if record.txg > committed {
+                    visit(&record)?;
+                    replayed.records += 1;
+                }
+            }
+            replayed.blocks += 1;
+            ring.push(header.txg, header.checksum, header.block_length());
+        }
+        ring.torn = ring.head_at(ring.next.position)?.is_some_and(|header| header.sequence == ring.next.sequence);
+        replayed.lost = ring.later_block()?.then_some(ring.next.sequence);
+        Ok((ring, replayed))
+    }
+
+    /// Writes a block and syncs. `false`: the ring has no room, nothing was written.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]: whether the block is durable is unknown then, nothing may be appended any more.
+    pub fn append(&mut self, txg: Txg, records: &[u8]) -> Result<bool, PoolError> {
+        let Ok(payload) = u32::try_from(records.len()) else { return Ok(false) };
+        let mut header = Header { payload, pool: self.pool, sequence: self.next.sequence, txg, previous: self.next.chain, checksum: 0 };
+        let length = header.block_length();
+        if length > self.area.length() - self.used() {
+            return Ok(false);
+        }
+        self.wipe_torn()?;
+        let mut block = header.encode();
+        block.extend_from_slice(records);
+        header.checksum = xxhash_rust::xxh3::xxh3_64(&block);
+        block.splice(..HEADER, header.encode());
+        block.resize(usize::try_from(length).map_err(|_| damaged("the length of a log block"))?, 0);
+        for (piece, offset) in self.pieces(self.next.position, length) {
+            self.area.write_at(block.get(piece).unwrap_or_default(), offset)?;
+        }
+        self.area.sync()?;
+        self.push(txg, header.checksum, length);
+        Ok(true)
+    }
+
+    /// The start for a root that holds this txg: the first block with records of a later one, or where the next block goes.
+    #[must_use]
+    pub fn start_after(&self, txg: Txg) -> Start {
+        self.blocks.iter().find(|block| block.txg > txg).map_or(self.next, |block| block.start)
+    }
+
+    /// A root that holds this txg is durable: the blocks before its start may be written over.
+    pub fn forget(&mut self, txg: Txg) {
+        while self.blocks.front().is_some_and(|block| block.txg <= txg) {
+            self.blocks.pop_front();
+        }
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.blocks.front().map_or(0, |block| self.next.position.wrapping_sub(block.start.position))
+    }
+
+    fn push(&mut self, txg: Txg, checksum: u64, length: u64) {
+        // Replay and appending are in order, so a later block never has an earlier txg.
+        let txg = self.blocks.back().map_or(txg, |block| block.txg.max(txg));
+        self.blocks.push_back(Block { start: self.next, txg });
+        self.next =
+            Start { position: self.next.position.wrapping_add(length), sequence: self.next.sequence.wrapping_add(1), chain: checksum };
+    }
+
+    /// Removes the head of a torn block before its place is written anew: should that be torn as well, the two halves must not make a whole one.
+    pub(super) fn wipe_torn(&mut self) -> Result<(), PoolError> {
+        if self.torn {
+            self.area.write_at(&[0; BLOCK as usize], self.next.position % self.area.length())?;
+            self.area.sync()?;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// The next block, if it is there and whole.
+    fn read_next(&self) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
+        let Some((header, content)) = self.read_block(self.next.position)? else { return Ok(None) };
+        let next = header.sequence == self.next.sequence && header.previous == self.next.chain;
+        let room = header.block_length() <= self.area.length() - self.used();
+        Ok((next && room).then_some((header, content)))
+    }
+
+    /// A whole block at a position, without its padding.
+    fn read_block(&self, position: u64) -> Result<Option<(Header, Vec<u8>)>, PoolError> {
+        let Some(header) = self.head_at(position)? else { return Ok(None) };
+        let length = HEADER.saturating_add(header.payload as usize);
+        let mut content = vec![0; length];
+        for (piece, offset) in self.pieces(position, length as u64) {
+            self.area.read_at(content.get_mut(piece).unwrap_or_default(), offset)?;
+        }
+        let unsigned = Header { checksum: 0, ..header };
+        let mut checked = content.clone();
+        checked.splice(..HEADER, unsigned.encode());
+        Ok((xxhash_rust::xxh3::xxh3_64(&checked) == header.checksum).then_some((header, content)))
+    }
+
+    fn head_at(&self, position: u64) -> Result<Option<Header>, PoolError> {
+        let mut first = [0; HEADER];
+        self.area.read_at(&mut first, position % self.area.length())?;
+        Ok(self.header(&first))
+    }
+
+    fn header(&self, bytes: &[u8]) -> Option<Header> {
+        let header = Header::decode(bytes).ok()?;
+        (header.pool == self.pool && header.block_length() <= self.area.length()).then_some(header)
+    }
+
+    /// Whether there is a whole block with a sequence above the one that was not found. Blocks are synced one by one, so a crash leaves none.
+    fn later_block(&self) -> Result<bool, PoolError> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut offset = 0;
+        while offset < self.area.length() {
+            let length = (self.area.length() - offset).min(buffer.len() as u64);
+            let part = buffer.get_mut(..length as usize).unwrap_or_default();
+            self.area.read_at(part, offset)?;
+            for (number, block) in part.chunks(BLOCK as usize).enumerate() {
+                let later = self.header(block).is_some_and(|header| header.sequence > self.next.sequence);
+                if later && self.read_block(offset + number as u64 * BLOCK)?.is_some() {
+                    return Ok(true);
+                }
+            }
+            offset += length;
+        }
+        Ok(false)
+    }
+
+    /// A stretch of positions as pieces of the area: two where it goes beyond the end.
+    fn pieces(&self, position: u64, length: u64) -> impl Iterator<Item = (std::ops::Range<usize>, u64)> + use<A> {
+        let offset = position % self.area.length();
+        let first = length.min(self.area.length() - offset);
+        let (split, end) = (first as usize, length as usize);
+        [(0..split, offset), (split..end, 0)].into_iter().filter(|(piece, _)| !piece.is_empty())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    payload: u32,
+    pool: u64,
+    sequence: u64,
+    txg: Txg,
+    previous: u64,
+    checksum: u64,
+}
+
+impl Header {
+    fn block_length(&self) -> u64 {
+        (HEADER as u64 + u64::from(self.payload)).next_multiple_of(BLOCK)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.u32(MAGIC);
+        to.u32(self.payload);
+        to.u64(self.pool);
+        to.u64(self.sequence);
+        to.u64(self.txg.0);
+        to.u64(self.previous);
+        to.u64(self.checksum);
+        to.finish()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        let mut from = Reader::new(bytes);
+        if from.u32()? != MAGIC {
+            return Err(damaged("no block of the log"));
+        }
+        Ok(Self {
+            payload: from.u32()?,
+            pool: from.u64()?,
+            sequence: from.u64()?,
+            txg: Txg(from.u64()?),
+            previous: from.u64()?,
+            checksum: from.u64()?,
+        })
+    }
+}
+
+fn damaged(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}

@@ -1,0 +1,134 @@
+//! Compression of frames.
+//!
+//! Callers: the store, outside of all locks. Invariant: unpacking survives any bytes and never writes more than it was told to expect.
+
+use std::cell::RefCell;
+
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::frames::Packing;
+use crate::pointer::Compression;
+
+thread_local! {
+    // Making a context costs more than packing a small frame.
+    static PACKER: RefCell<Option<(i8, Compressor<'static>)>> = const { RefCell::new(None) };
+    // Content that does not pack must not cost an allocation and its zeros.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static UNPACKER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// Packs content; `None` where it is better stored as it is: packing saves less than an eighth, or is switched off.
+#[must_use]
+pub fn pack(packing: Packing, content: &[u8]) -> Option<(Compression, Vec<u8>)> {
+    let worth = content.len() - content.len().div_ceil(8);
+    match packing {
+        Packing::Off => None,
+        Packing::Lz4 => Some((Compression::Lz4, lz4(content, worth)?)),
+        Packing::Zstd(level) => Some((Compression::Zstd, zstd(level, content, worth)?)),
+    }
+}
+
+fn lz4(content: &[u8], worth: usize) -> Option<Vec<u8>> {
+    SCRATCH.with_borrow_mut(|scratch| {
+        let longest = lz4_flex::block::get_maximum_output_size(content.len());
+        if scratch.len() < longest {
+            scratch.resize(longest, 0);
+        }
+        let length = lz4_flex::block::compress_into(content, scratch).ok()?;
+        scratch.get(..length).filter(|packed| packed.len() <= worth).map(<[u8]>::to_vec)
+    })
+}
+
+fn zstd(level: i8, content: &[u8], worth: usize) -> Option<Vec<u8>> {
+    let packed = PACKER.with_borrow_mut(|cached| {
+        if cached.as_ref().is_none_or(|(of, _)| *of != level) {
+            *cached = Some((level, Compressor::new(i32::from(level)).ok()?));
+        }
+        let (_, packer) = cached.as_mut()?;
+        SCRATCH.with_borrow_mut(|scratch| {
+            // A buffer that is too small for content that does not pack is an early "not worth it", not a failure.
+            let room = worth.max(16);
+            if scratch.len() < room {
+                scratch.resize(room, 0);
+            }
+            let target = scratch.get_mut(..room)?;
+            let length = packer.compress_to_buffer(content, target).ok()?;
+            scratch.get(..length).map(<[u8]>::to_vec)
+        })
+    })?;
+    (packed.len() <= worth).then_some(packed)
+}
+
+/// Unpacks what is stored into the content's buffer, which must become exactly full; tells whether it did.
+#[must_use]
+pub fn unpack(compression: Compression, stored: &[u8], content: &mut [u8]) -> bool {
+    match compression {
+        Compression::Off => {
+            let fits = stored.len() == content.len();
+            if fits {
+                content.copy_from_slice(stored);
+            }
+            fits
+        }
+        Compression::Lz4 => lz4_flex::block::decompress_into(stored, content).is_ok_and(|length| length == content.len()),
+        Compression::Zstd => UNPACKER.with_borrow_mut(|cached| {
+            if cached.is_none() {
+                *cached = Decompressor::new().ok();
+            }
+            cached
+                .as_mut()
+                .is_some_and(|unpacker| unpacker.decompress_to_buffer(stored, content).is_ok_and(|length| length == content.len()))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn packings() -> impl Strategy<Value = Packing> {
+        prop_oneof![Just(Packing::Off), Just(Packing::Lz4), (1i8..=19).prop_map(Packing::Zstd), (-7i8..=-1).prop_map(Packing::Zstd)]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_packed_unpacks(packing in packings(), seed: u8, length in 1usize..40_000, step in 1usize..9) {
+            let content: Vec<u8> = (0..length).map(|at| (at / step % 251) as u8 ^ seed).collect();
+            if let Some((compression, packed)) = pack(packing, &content) {
+                prop_assert!(packed.len() <= content.len() - content.len() / 8);
+                let mut back = vec![0; content.len()];
+                prop_assert!(unpack(compression, &packed, &mut back));
+                prop_assert_eq!(&back, &content);
+                let mut short = vec![0; content.len() - 1];
+                prop_assert!(!unpack(compression, &packed, &mut short));
+                let mut long = vec![0; content.len() + 1];
+                prop_assert!(!unpack(compression, &packed, &mut long));
+            }
+        }
+
+        #[test]
+        fn any_bytes_unpack_or_not(stored: Vec<u8>, length in 0usize..10_000, kind in 0u8..3) {
+            let mut content = vec![0; length];
+            let _ = unpack(kind.try_into().unwrap(), &stored, &mut content);
+        }
+    }
+
+    #[test]
+    fn what_does_not_pack_stays_as_it_is() {
+        let mut random = 1u64;
+        let noise: Vec<u8> = (0..100_000)
+            .map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 56) as u8
+            })
+            .collect();
+        for packing in [Packing::Off, Packing::Lz4, Packing::Zstd(3), Packing::Zstd(-5)] {
+            assert!(pack(packing, &noise).is_none());
+        }
+        for packing in [Packing::Lz4, Packing::Zstd(1), Packing::Zstd(19)] {
+            assert!(pack(packing, &[7; 100_000]).unwrap().1.len() < 1000);
+            assert!(pack(packing, b"x").is_none());
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Which value of a property holds for a dataset: its own, its ancestors', the default; and what the engine and the mount need of it.
+//!
+//! A chain is the dataset, its parent, and so on to the pool's root, each with its stored rows.
+
+use super::{DATASET_PROPERTIES, Definition, Property, find};
+use crate::catalog::{PropertyRow, PropertySource};
+use crate::error::{Damage, PoolError};
+use crate::frames::Packing;
+use crate::pointer::ChecksumKind;
+use crate::space::Limits;
+
+/// A dataset of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Level<'a> {
+    /// Its whole name.
+    pub name: &'a str,
+    /// Its stored properties.
+    pub rows: &'a [(String, PropertyRow)],
+}
+
+impl Level<'_> {
+    fn row(&self, name: &str) -> Option<&PropertyRow> {
+        self.rows.iter().find(|(stored, _)| stored == name).map(|(_, row)| row)
+    }
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It was set on this dataset.
+    Local,
+    /// It was received with this dataset.
+    Received,
+    /// It was set for this mount or import only.
+    Temporary,
+    /// It was set on this ancestor.
+    Inherited(String),
+    /// Nobody set it.
+    Default,
+    /// It is a figure.
+    None,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local => f.write_str("local"),
+            Self::Received => f.write_str("received"),
+            Self::Temporary => f.write_str("temporary"),
+            Self::Inherited(from) => write!(f, "inherited from {from}"),
+            Self::Default => f.write_str("default"),
+            Self::None => f.write_str("-"),
+        }
+    }
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Effective {
+    /// The canonical value.
+    pub value: String,
+    /// Its source.
+    pub source: Source,
+}
+
+/// The value that holds for the first dataset of a chain. `None`: a figure, or a user property that nobody set.
+#[must_use]
+pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> {
+    match property {
+        Property::Known(definition) if definition.default.is_empty() => None,
+        Property::Known(definition) if definition.name == "mountpoint" => Some(mountpoint(chain)),
+        Property::Known(definition) => Some(known(definition, chain)),
+        Property::User(name) => nearest(name, chain, chain.len()),
+        Property::Owner(owner) => {
+            let name = owner.stored_name(owner.id()?);
+            Some(nearest(&name, chain, 1).unwrap_or(Effective { value: "0".to_owned(), source: Source::Local }))
+        }
+        Property::WrittenSince(_) | Property::Feature(_) => None,
+    }
+}
+
+/// As [`effective`], where a mount or an import has set values of its own: name and canonical value.
+#[must_use]
+pub fn effective_with(property: &Property, chain: &[Level<'_>], temporary: &[(&str, &str)]) -> Option<Effective> {
+    if let Property::Known(definition) = property
+        && let Some((_, value)) = temporary.iter().find(|(name, _)| *name == definition.name)
+    {
+        return Some(Effective { value: (*value).to_owned(), source: Source::Temporary });
+    }
+    effective(property, chain)
+}
+
+fn known(definition: &Definition, chain: &[Level<'_>]) -> Effective {
+    let reach = if definition.inherited { chain.len() } else { 1 };
+    let default = || Effective { value: definition.default.to_owned(), source: Source::Default };
+    nearest(definition.name, chain, reach).unwrap_or_else(default)
+}
+
+fn nearest(name: &str, chain: &[Level<'_>], reach: usize) -> Option<Effective> {
+    chain.iter().take(reach).enumerate().find_map(|(distance, level)| {
+        let row = level.row(name)?;
+        Some(Effective { value: row.value.clone(), source: source_of(row, distance, level) })
+    })
+}
+
+fn source_of(row: &PropertyRow, distance: usize, level: &Level<'_>) -> Source {
+    match (distance, row.source) {
+        (0, PropertySource::Local) => Source::Local,
+        (0, PropertySource::Received) => Source::Received,
+        _ => Source::Inherited(level.name.to_owned()),
+    }
+}
+
+/// The mount point of the first dataset of a chain: an inherited path goes on with the names between; without any it is the whole name below `/`.
+#[must_use]
+pub fn mountpoint(chain: &[Level<'_>]) -> Effective {
+    let own = chain.first().map_or("", |level| level.name);
+    for (distance, level) in chain.iter().enumerate() {
+        let Some(row) = level.row("mountpoint") else { continue };
+        let below = own.strip_prefix(level.name).unwrap_or_default();
+        let value = match row.value.as_str() {
+            "none" | "legacy" => row.value.clone(),
+            "/" if !below.is_empty() => below.to_owned(),
+            path => format!("{path}{below}"),
+        };
+        return Effective { value, source: source_of(row, distance, level) };
+    }
+    Effective { value: format!("/{own}"), source: Source::Default }
+}
+
+/// When fsync and write are durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncMode {
+    /// When they ask for it.
+    Standard,
+    /// Every write.
+    Always,
+    /// With the next commit.
+    Disabled,
+}
+
+/// What the engine and the mount of a dataset go by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Behaviour {
+    /// The record size as a power of two, 9 to 24.
+    pub record_shift: u8,
+    /// How records are packed.
+    pub packing: Packing,
+    /// How frames are checked.
+    pub checksum: ChecksumKind,
+    /// When writes are durable.
+    pub sync: SyncMode,
+    /// Reading is noted; with `relatime` only now and then.
+    pub atime: bool,
+    /// See `atime`.
+    pub relatime: bool,
+    /// Nothing may be changed.
+    pub readonly: bool,
+    /// Programs may be run.
+    pub exec: bool,
+    /// Set-user-id bits hold.
+    pub setuid: bool,
+    /// Device files open their devices.
+    pub devices: bool,
+    /// There are extended attributes.
+    pub xattrs: bool,
+    /// There are access control lists.
+    pub acl: bool,
+    /// Names have to be UTF-8.
+    pub utf8_only: bool,
+    /// `.zfs`: listed, there but not listed, or not there.
+    pub snapdir: SnapshotDirectory,
+    /// File content is kept in the cache of the pool.
+    pub cache_content: bool,
+    /// What is read is read ahead.
+    pub prefetch: bool,
+}
+
+/// How `.zfs` shows in the root of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotDirectory {
+    /// It can be entered and is not listed.
+    Hidden,
+    /// It is listed.
+    Visible,
+    /// It is not there.
+    Disabled,
+}
+
+impl Behaviour {
+    /// Of the first dataset of a chain.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a stored value that nobody could have set.
+    pub fn of(chain: &[Level<'_>]) -> Result<Self, PoolError> {
+        let value = |name: &str| {
+            let definition = find(DATASET_PROPERTIES, name).ok_or_else(damaged)?;
+            let value = known(definition, chain).value;
+            definition.canonical(&value).map_err(|_| damaged())
+        };
+        let is_on = |name: &str| Ok::<_, PoolError>(value(name)? == "on");
+        let recordsize: u64 = value("recordsize")?.parse().map_err(|_| damaged())?;
+        Ok(Self {
+            record_shift: recordsize.trailing_zeros() as u8,
+            packing: packing(&value("compression")?)?,
+            checksum: if value("checksum")? == "blake3" { ChecksumKind::Blake3 } else { ChecksumKind::Xxh3 },
+            sync: match value("sync")?.as_str() {
+                "always" => SyncMode::Always,
+                "disabled" => SyncMode::Disabled,
+                _ => SyncMode::Standard,
+            },
+            atime: is_on("atime")?,
+            relatime: is_on("relatime")?,
+            readonly: is_on("readonly")?,
+            exec: is_on("exec")?,
+            setuid: is_on("setuid")?,
+            devices: is_on("devices")?,
+            xattrs: value("xattr")? != "off",
+            acl: value("acltype")? != "off",
+            utf8_only: is_on("utf8only")?,
+            snapdir: match value("snapdir")?.as_str() {
+                "visible" => SnapshotDirectory::Visible,
+                "disabled" => SnapshotDirectory::Disabled,
+                _ => SnapshotDirectory::Hidden,
+            },
+            cache_content: value("primarycache")? == "all",
+            prefetch: value("prefetch")? == "all",
+        })
+    }
+}
+
+/// How a canonical value of `compression` packs.
+fn packing(value: &str) -> Result<Packing, PoolError> {
+    let level = |digits: &str| digits.parse::<i8>().map_err(|_| damaged());
+    Ok(match value {
+        "off" => Packing::Off,
+        "on" | "lz4" => Packing::Lz4,
+        "zstd" => Packing::Zstd(3),
+        "zstd-fast" => Packing::Zstd(-1),
+        _ => match (value.strip_prefix("zstd-fast-"), value.strip_prefix("zstd-")) {
+            (Some(digits), _) => Packing::Zstd(-level(digits)?),
+            (None, Some(digits)) => Packing::Zstd(level(digits)?),
+            (None, None) => return Err(damaged()),
+        },
+    })
+}
+
+/// The limits of a dataset; they are its own, ancestors have theirs.
+///
+/// # Errors
+/// [`PoolError::Format`] for a stored value that nobody could have set.
+pub fn limits(level: &Level<'_>) -> Result<Limits, PoolError> {
+    let number = |name: &str| match level.row(name).map(|row| row.value.as_str()) {
+        None | Some("none" | "0") => Ok(None),
+        Some(value) => value.parse::<u64>().map(Some).map_err(|_| damaged()),
+    };
+    let count = |name: &str| match level.row(name).map(|row| row.value.as_str()) {
+        None | Some("none") => Ok(None),
+        Some(value) => value.parse::<u64>().map(Some).map_err(|_| damaged()),
+    };
+    Ok(Limits {
+        quota: number("quota")?,
+        refquota: number("refquota")?,
+        reservation: number("reservation")?.unwrap_or(0),
+        refreservation: number("refreservation")?.unwrap_or(0),
+        filesystems: count("filesystem_limit")?,
+        snapshots: count("snapshot_limit")?,
+    })
+}
+
+fn damaged() -> PoolError {
+    PoolError::Format(Damage::Structure("a stored property that nobody could have set"))
+}

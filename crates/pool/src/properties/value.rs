@@ -1,0 +1,115 @@
+//! Values of the table's properties: text of users into canonical text, and canonical text for people.
+
+use super::{Definition, Kind, PropertyError, Settable, size};
+
+/// The levels of zstd that a pool stores: 1 to 19, and 1 to 7 of the fast ones.
+const ZSTD_MOST: u8 = 19;
+const ZSTD_FAST_MOST: u8 = 7;
+
+/// What ZFS compresses with and we do not.
+const FOREIGN_COMPRESSION: &[&str] = &["gzip", "zle", "lzjb"];
+
+impl Definition {
+    /// The canonical value of what a user wants to set. `creating`: the dataset or pool is being made.
+    ///
+    /// # Errors
+    /// Why it is not accepted.
+    pub fn parse(&self, text: &str, creating: bool) -> Result<String, PropertyError> {
+        match self.settable {
+            Settable::Never => return Err(PropertyError::ReadOnly(self.name)),
+            Settable::AtCreation if !creating => return Err(PropertyError::OnlyAtCreation(self.name)),
+            _ => {}
+        }
+        let value = self.canonical(text)?;
+        // Whoever asks for a quota of 0 bytes does not want it lifted.
+        let zero = self.kind == Kind::Limit && value == "0" && text != "none";
+        if zero && self.name.ends_with("quota") { Err(PropertyError::ZeroLimit("quota/refquota")) } else { Ok(value) }
+    }
+
+    /// As [`Self::parse`], whoever may set it.
+    pub(super) fn canonical(&self, text: &str) -> Result<String, PropertyError> {
+        match self.kind {
+            Kind::Bytes | Kind::Figure => Err(PropertyError::ReadOnly(self.name)),
+            Kind::Limit => match text {
+                "none" => Ok("0".to_owned()),
+                _ => size::parse(text).map(|bytes| bytes.to_string()),
+            },
+            Kind::Count => match text {
+                "none" => Ok("none".to_owned()),
+                _ => size::parse(text).map(|count| count.to_string()),
+            },
+            Kind::RecordSize => {
+                let bytes = size::parse(text)?;
+                let fits = bytes.is_power_of_two() && (512..=16 << 20).contains(&bytes);
+                if fits { Ok(bytes.to_string()) } else { Err(PropertyError::NotRecordSize(self.name)) }
+            }
+            Kind::Choice(words) => {
+                let word = words.iter().find(|word| **word == text);
+                word.map(|word| (*word).to_owned()).ok_or(PropertyError::NotOneOf(self.name, self.values))
+            }
+            Kind::Compression => self.compression(text),
+            Kind::Mountpoint => match text {
+                "none" | "legacy" => Ok(text.to_owned()),
+                _ => absolute(text).ok_or(PropertyError::NotMountpoint(self.name)),
+            },
+            Kind::Path => match text {
+                "" | "none" => Ok("none".to_owned()),
+                _ => absolute(text).ok_or(PropertyError::NotPath(self.name)),
+            },
+            Kind::Text(most) => {
+                let printable = text.chars().all(|c| !c.is_control()) && text.len() <= most;
+                if printable { Ok(text.to_owned()) } else { Err(PropertyError::BadText(self.name, most)) }
+            }
+            Kind::Number(from, to) => {
+                let number = size::parse(text)?;
+                let fits = (from..=to).contains(&number);
+                if fits { Ok(number.to_string()) } else { Err(PropertyError::OutOfRange(self.name, from, to)) }
+            }
+            Kind::Unserved(why, harmless) => {
+                let harmless = harmless.contains(&text);
+                if harmless { Ok(text.to_owned()) } else { Err(PropertyError::Unserved(self.name, why)) }
+            }
+        }
+    }
+
+    fn compression(&self, text: &str) -> Result<String, PropertyError> {
+        let not = PropertyError::NotOneOf(self.name, self.values);
+        let base = text.split('-').next().unwrap_or(text);
+        if FOREIGN_COMPRESSION.contains(&base) {
+            return Err(PropertyError::Unserved(self.name, "this pool compresses with lz4 and zstd"));
+        }
+        let level =
+            |digits: &str, most: u8| digits.parse::<u8>().is_ok_and(|level| (1..=most).contains(&level) && level.to_string() == digits);
+        let known = match text {
+            "on" | "off" | "lz4" | "zstd" | "zstd-fast" => true,
+            _ => match (text.strip_prefix("zstd-fast-"), text.strip_prefix("zstd-")) {
+                (Some(digits), _) => level(digits, ZSTD_FAST_MOST),
+                (None, Some(digits)) => level(digits, ZSTD_MOST),
+                (None, None) => false,
+            },
+        };
+        if known { Ok(text.to_owned()) } else { Err(not) }
+    }
+
+    /// The canonical value as people read it.
+    #[must_use]
+    pub fn human(&self, value: &str) -> String {
+        match self.kind {
+            Kind::Limit if value == "0" => "none".to_owned(),
+            Kind::Bytes | Kind::Limit => size::human_bytes_of(value),
+            Kind::RecordSize => value.parse().map_or_else(|_| value.to_owned(), size::human),
+            Kind::Path if value == "none" => "-".to_owned(),
+            Kind::Text(_) if value.is_empty() => "-".to_owned(),
+            _ => value.to_owned(),
+        }
+    }
+}
+
+/// An absolute path without doubled or trailing slashes, "." and "..".
+fn absolute(path: &str) -> Option<String> {
+    if !path.starts_with('/') || path.contains('\0') || path.len() > 4095 {
+        return None;
+    }
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    (!parts.contains(&"..")).then(|| format!("/{}", parts.join("/")))
+}

@@ -1,0 +1,50 @@
+//! The rows of a dataset's tree: which keys there are, and the codec of each value. The dataset layer reads and writes files through these;
+//! `docs/pool-format.md` has the byte tables.
+//!
+//! ```text
+//!  kind  row         key after the kind byte       value
+//!  0x01  head        -                             Head: next number, root inode, hash seed
+//!  0x02  inode       inode                         Inode: attributes
+//!  0x03  entry       directory, sequence           Entry: inode, type, name; the order of listings
+//!  0x04  name        directory, hash, sequence     NameTarget: inode, type; the way of look-ups
+//!  0x05  xattr       inode, name                   Xattr: value or pointer
+//!  0x06  extent      inode, record                 Extent: pointer or inline content
+//!  0x07  orphan      inode                         nothing
+//!  0x08  owner use   user or group, id             OwnerUse: bytes and objects
+//! ```
+//!
+//! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives a value or an error; what is encoded is decoded
+//! to the same value; nothing follows a value within its row.
+
+pub mod entry;
+pub mod extent;
+pub mod head;
+pub mod inode;
+pub mod keys;
+pub mod owner_use;
+pub mod xattr;
+
+pub use entry::{Entry, FileType, NameTarget};
+pub use extent::Extent;
+pub use head::Head;
+pub use inode::{Inode, NameHint, Timestamp};
+pub use keys::{Key, OwnerKind};
+pub use owner_use::OwnerUse;
+pub use xattr::Xattr;
+
+use crate::codec::Reader;
+use crate::error::{Damage, PoolError};
+
+fn damaged(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}
+
+/// A value that `read` takes from the whole of a row.
+fn whole<T>(bytes: &[u8], read: impl FnOnce(&mut Reader<'_>) -> Result<T, PoolError>) -> Result<T, PoolError> {
+    let mut reader = Reader::new(bytes);
+    let value = read(&mut reader)?;
+    if reader.is_empty() { Ok(value) } else { Err(damaged("bytes after the end of a row")) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! The content of a file, record by record. A record without a row is a hole.
+//!
+//! A file whose content fits the row has it inline at record 0; the target of a symbolic link always is.
+
+use super::damaged;
+use crate::codec::Reader;
+use crate::error::PoolError;
+use crate::pointer::{FrameKind, Pointer};
+
+const FRAME: u8 = 0;
+const SHARED: u8 = 1;
+const INLINE: u8 = 2;
+
+/// Content of files up to this length is inline, bytes.
+pub const INLINE_FILE: usize = 2048;
+
+/// The longest inline content: the target of a symbolic link, bytes.
+pub const INLINE_MOST: usize = 4096;
+
+/// Where the content of a record is. Inline content is borrowed from the row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent<'a> {
+    /// In a frame that only this record, in this dataset and its snapshots, names.
+    Frame(Pointer),
+    /// In a frame that other records name as well: it is freed when the count of its references is used up.
+    Shared(Pointer),
+    /// Here.
+    Inline(&'a [u8]),
+}
+
+impl<'a> Extent<'a> {
+    /// The row's value.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Frame(pointer) => tagged(FRAME, pointer),
+            Self::Shared(pointer) => tagged(SHARED, pointer),
+            Self::Inline(content) => [&[INLINE], *content].concat(),
+        }
+    }
+
+    /// Reads the row's value.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are no extent.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, PoolError> {
+        let (tag, rest) = bytes.split_first().ok_or_else(|| damaged("an empty extent"))?;
+        match *tag {
+            FRAME => Ok(Self::Frame(pointer(rest, FrameKind::Data)?)),
+            SHARED => Ok(Self::Shared(pointer(rest, FrameKind::Data)?)),
+            INLINE if rest.len() <= INLINE_MOST => Ok(Self::Inline(rest)),
+            INLINE => Err(damaged("inline content that is too long")),
+            _ => Err(damaged("unknown kind of extent")),
+        }
+    }
+
+    /// The frame, if there is one.
+    #[must_use]
+    pub fn pointer(&self) -> Option<&Pointer> {
+        match self {
+            Self::Frame(pointer) | Self::Shared(pointer) => Some(pointer),
+            Self::Inline(_) => None,
+        }
+    }
+}
+
+/// A tag and a pointer.
+pub(super) fn tagged(tag: u8, pointer: &Pointer) -> Vec<u8> {
+    let mut to = crate::codec::Writer::default();
+    to.u8(tag);
+    pointer.encode(&mut to);
+    to.finish()
+}
+
+/// The pointer that the rest of a row is, to a frame of this kind.
+pub(super) fn pointer(bytes: &[u8], kind: FrameKind) -> Result<Pointer, PoolError> {
+    let mut from = Reader::new(bytes);
+    let pointer = Pointer::decode(&mut from)?;
+    if !from.is_empty() {
+        return Err(damaged("bytes after the end of a row"));
+    }
+    if pointer.kind == kind { Ok(pointer) } else { Err(damaged("a row that names a frame of another kind")) }
+}

@@ -1,0 +1,278 @@
+//! Keys of a dataset's rows. The dataset layer makes them for look-ups and range reads; checks and dumps read them back.
+//!
+//! Invariant: numbers are big-endian, so that keys compare as bytes in the order of their numbers.
+
+use std::ops::Range;
+
+use super::damaged;
+use crate::error::PoolError;
+
+/// Kind byte of the head.
+pub const HEAD: u8 = 0x01;
+/// Kind byte of inodes.
+pub const INODE: u8 = 0x02;
+/// Kind byte of entries in the order of their creation.
+pub const ENTRY: u8 = 0x03;
+/// Kind byte of entries by the hash of their names.
+pub const NAME: u8 = 0x04;
+/// Kind byte of extended attributes.
+pub const XATTR: u8 = 0x05;
+/// Kind byte of extents.
+pub const EXTENT: u8 = 0x06;
+/// Kind byte of inodes without a name that are still open or still being freed.
+pub const ORPHAN: u8 = 0x07;
+/// Kind byte of what an owner uses.
+pub const OWNER_USE: u8 = 0x08;
+
+/// Length of the longest name of an entry or an extended attribute, bytes.
+pub const NAME_MOST: usize = 255;
+
+/// The largest sequence: a cookie of a listing has 63 bits.
+pub const SEQUENCE_MOST: u64 = i64::MAX as u64;
+
+/// Whose use a row counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum OwnerKind {
+    /// A user.
+    User = 1,
+    /// A group.
+    Group = 2,
+}
+
+/// A key that was read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// The head: one per dataset.
+    Head,
+    /// An inode's attributes.
+    Inode(u64),
+    /// An entry, in the order of creation.
+    Entry {
+        /// The directory's inode.
+        directory: u64,
+        /// The entry's number, the cookie of listings.
+        sequence: u64,
+    },
+    /// An entry by its name.
+    Name {
+        /// The directory's inode.
+        directory: u64,
+        /// [`name_hash`] of the name.
+        hash: u64,
+        /// The entry's number.
+        sequence: u64,
+    },
+    /// An extended attribute.
+    Xattr {
+        /// The inode that has it.
+        inode: u64,
+        /// Its name, with the namespace: "user.x".
+        name: Vec<u8>,
+    },
+    /// A record of a file.
+    Extent {
+        /// The file's inode.
+        inode: u64,
+        /// The record's number: offset / record size.
+        record: u64,
+    },
+    /// An inode that has no name any more and is not freed yet.
+    Orphan(u64),
+    /// What a user or group uses.
+    OwnerUse(OwnerKind, u32),
+}
+
+/// The head's key.
+#[must_use]
+pub fn head() -> [u8; 1] {
+    [HEAD]
+}
+
+/// An inode's key.
+#[must_use]
+pub fn inode(inode: u64) -> [u8; 9] {
+    one(INODE, inode)
+}
+
+/// The key of an entry by its sequence.
+#[must_use]
+pub fn entry(directory: u64, sequence: u64) -> [u8; 17] {
+    two(ENTRY, directory, sequence)
+}
+
+/// All entries of a directory from a sequence on, in the order of listings.
+#[must_use]
+pub fn entries(directory: u64, from: u64) -> Range<Vec<u8>> {
+    entry(directory, from).to_vec()..after(&one(ENTRY, directory))
+}
+
+/// The key of an entry by its name.
+#[must_use]
+pub fn name(directory: u64, hash: u64, sequence: u64) -> [u8; 25] {
+    let mut key = [0; 25];
+    let (front, back) = key.split_at_mut(17);
+    front.copy_from_slice(&two(NAME, directory, hash));
+    back.copy_from_slice(&sequence.to_be_bytes());
+    key
+}
+
+/// All entries of a directory whose names have this hash.
+#[must_use]
+pub fn names(directory: u64, hash: u64) -> Range<Vec<u8>> {
+    let prefix = two(NAME, directory, hash);
+    prefix.to_vec()..after(&prefix)
+}
+
+/// The key of an extended attribute.
+#[must_use]
+pub fn xattr(inode: u64, name: &[u8]) -> Vec<u8> {
+    let mut key = one(XATTR, inode).to_vec();
+    key.extend_from_slice(name);
+    key
+}
+
+/// All extended attributes of an inode, by name.
+#[must_use]
+pub fn xattrs(inode: u64) -> Range<Vec<u8>> {
+    let prefix = one(XATTR, inode);
+    prefix.to_vec()..after(&prefix)
+}
+
+/// The key of a record of a file.
+#[must_use]
+pub fn extent(inode: u64, record: u64) -> [u8; 17] {
+    two(EXTENT, inode, record)
+}
+
+/// All records of a file from a record on.
+#[must_use]
+pub fn extents(inode: u64, from: u64) -> Range<Vec<u8>> {
+    extent(inode, from).to_vec()..after(&one(EXTENT, inode))
+}
+
+/// The key of an inode without a name.
+#[must_use]
+pub fn orphan(inode: u64) -> [u8; 9] {
+    one(ORPHAN, inode)
+}
+
+/// The key of an owner's use.
+#[must_use]
+pub fn owner_use(kind: OwnerKind, id: u32) -> [u8; 6] {
+    let [a, b, c, d] = id.to_be_bytes();
+    [OWNER_USE, kind as u8, a, b, c, d]
+}
+
+/// All rows of one kind.
+#[must_use]
+pub fn of_kind(kind: u8) -> Range<Vec<u8>> {
+    vec![kind]..after(&[kind])
+}
+
+/// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so that nobody can prepare names that collide.
+#[must_use]
+pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
+}
+
+/// The first key after all that begin with this prefix; empty, hence before everything, where the prefix is all ones.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if let Some(next) = last.checked_add(1) {
+            end.push(next);
+            break;
+        }
+    }
+    end
+}
+
+fn one(kind: u8, number: u64) -> [u8; 9] {
+    let mut key = [kind; 9];
+    key.split_at_mut(1).1.copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+fn two(kind: u8, first: u64, second: u64) -> [u8; 17] {
+    let mut key = [kind; 17];
+    let (front, back) = key.split_at_mut(9);
+    front.copy_from_slice(&one(kind, first));
+    back.copy_from_slice(&second.to_be_bytes());
+    key
+}
+
+impl Key {
+    /// The key's bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Head => head().to_vec(),
+            Self::Inode(number) => inode(*number).to_vec(),
+            Self::Entry { directory, sequence } => entry(*directory, *sequence).to_vec(),
+            Self::Name { directory, hash, sequence } => name(*directory, *hash, *sequence).to_vec(),
+            Self::Xattr { inode, name } => xattr(*inode, name),
+            Self::Extent { inode, record } => extent(*inode, *record).to_vec(),
+            Self::Orphan(number) => orphan(*number).to_vec(),
+            Self::OwnerUse(kind, id) => owner_use(*kind, *id).to_vec(),
+        }
+    }
+
+    /// Reads a key.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for bytes that are no key.
+    pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        let (kind, mut rest) = bytes.split_first().ok_or_else(|| damaged("an empty key"))?;
+        let key = match *kind {
+            HEAD => Self::Head,
+            INODE => Self::Inode(number(&mut rest)?),
+            ENTRY => Self::Entry { directory: number(&mut rest)?, sequence: sequence(&mut rest)? },
+            NAME => Self::Name { directory: number(&mut rest)?, hash: number(&mut rest)?, sequence: sequence(&mut rest)? },
+            XATTR => {
+                let inode = number(&mut rest)?;
+                check_xattr_name(rest)?;
+                Self::Xattr { inode, name: std::mem::take(&mut rest).to_vec() }
+            }
+            EXTENT => Self::Extent { inode: number(&mut rest)?, record: number(&mut rest)? },
+            ORPHAN => Self::Orphan(number(&mut rest)?),
+            OWNER_USE => {
+                let [owner, id @ ..] = array::<5>(&mut rest)?;
+                let owner = match owner {
+                    1 => OwnerKind::User,
+                    2 => OwnerKind::Group,
+                    _ => return Err(damaged("unknown kind of owner")),
+                };
+                Self::OwnerUse(owner, u32::from_be_bytes(id))
+            }
+            _ => return Err(damaged("unknown kind of key")),
+        };
+        if rest.is_empty() { Ok(key) } else { Err(damaged("bytes after the end of a key")) }
+    }
+}
+
+/// Whether this may name an extended attribute.
+///
+/// # Errors
+/// [`PoolError::Format`] for an empty one, one that is too long or has a NUL.
+pub fn check_xattr_name(name: &[u8]) -> Result<(), PoolError> {
+    if name.is_empty() || name.len() > NAME_MOST || name.contains(&0) {
+        return Err(damaged("the name of an extended attribute"));
+    }
+    Ok(())
+}
+
+fn array<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], PoolError> {
+    let (taken, left) = rest.split_first_chunk::<N>().ok_or_else(|| damaged("a key ends too early"))?;
+    *rest = left;
+    Ok(*taken)
+}
+
+fn number(rest: &mut &[u8]) -> Result<u64, PoolError> {
+    Ok(u64::from_be_bytes(array(rest)?))
+}
+
+fn sequence(rest: &mut &[u8]) -> Result<u64, PoolError> {
+    let sequence = number(rest)?;
+    if sequence > SEQUENCE_MOST { Err(damaged("a sequence of more than 63 bits")) } else { Ok(sequence) }
+}

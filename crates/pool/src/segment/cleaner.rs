@@ -1,0 +1,110 @@
+//! Which segments are worth moving, and when.
+//!
+//! Callers: the store's cleaning. The rule is that of log-structured file systems: benefit is the room won times the age of what is in the segment
+//! (old frames will not die soon, so moving them pays for long), cost is reading it and writing what lives. When slots run short, age does
+//! not matter: the emptiest goes first.
+
+use crate::frames::Stream;
+
+use super::table::{Segment, Table};
+
+/// How much room there is, in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressure {
+    /// Nothing to do.
+    None,
+    /// Cleaning pays: few slots are free.
+    Some,
+    /// Writers wait for slots.
+    Urgent,
+}
+
+/// How many slots stay free for others when a stream wants one: the table may take the last, ordinary data must leave enough for commits and
+/// for the cleaner.
+#[must_use]
+pub fn reserve(stream: Stream) -> u64 {
+    match stream {
+        Stream::Table => 0,
+        Stream::Survivors => 3,
+        Stream::Metadata => 6,
+        Stream::Data => 9,
+    }
+}
+
+/// How urgent cleaning is with so many slots free of so many.
+#[must_use]
+pub fn pressure(free: u64, total: u64) -> Pressure {
+    let low = reserve(Stream::Data) + 3 + total / 64;
+    if free <= low {
+        Pressure::Urgent
+    } else if free <= low + total / 8 {
+        Pressure::Some
+    } else {
+        Pressure::None
+    }
+}
+
+/// The segment to be moved next, of those sealed whose frames are all committed (`durable`); `excluded` are those that cannot be moved.
+#[must_use]
+pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, excluded: &dyn Fn(u32) -> bool) -> Option<u32> {
+    let worth = |segment: &Segment| {
+        // In thousandths, so that nothing is rounded differently on another machine.
+        let used = (u64::from(segment.live_units) * 16 * 1000 / slot).min(1000);
+        let won = 1000 - used;
+        let age = durable.saturating_sub(segment.newest.0) + 1;
+        match pressure {
+            Pressure::Urgent => won,
+            _ => won * age.min(1 << 32) / (1000 + used),
+        }
+    };
+    let may = |segment: &Segment| {
+        segment.sealed
+            && !segment.place.is_empty()
+            && segment.live_frames > 0
+            && segment.newest.0 <= durable
+            && u64::from(segment.live_units) * 16 + slot / 64 < slot
+    };
+    let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id));
+    candidates.max_by_key(|(_, segment)| worth(segment)).filter(|(_, segment)| worth(segment) > 0).map(|(id, _)| *id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Op;
+    use super::*;
+    use crate::label::Place;
+    use crate::pointer::Txg;
+
+    fn table(segments: &[(u32, u32, u64, bool)]) -> Table {
+        let mut table = Table::default();
+        for (id, live, newest, sealed) in segments.iter().copied() {
+            table.apply(Op::Open { id, stream: Stream::Data, place: vec![Place { device: 0, slot: id }] }).unwrap();
+            table.apply(Op::Grow { id, frames: 1, bytes: 1 << 20, units: live, newest: Txg(newest) }).unwrap();
+            if sealed {
+                table.apply(Op::Seal { id }).unwrap();
+            }
+        }
+        table
+    }
+
+    #[test]
+    fn the_best_is_chosen() {
+        let slot = 1 << 20;
+        let chosen = |table: &Table, pressure| choose(table, slot, 100, pressure, &|_| false);
+        // Emptier is better; among equals the older; open, full and uncommitted ones are left alone.
+        assert_eq!(chosen(&table(&[(1, 30_000, 50, true), (2, 20_000, 50, true)]), Pressure::Some), Some(2));
+        assert_eq!(chosen(&table(&[(1, 20_000, 10, true), (2, 20_000, 90, true)]), Pressure::Some), Some(1));
+        assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Some), Some(1), "age outweighs");
+        assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Urgent), Some(2), "not in need");
+        assert_eq!(chosen(&table(&[(1, 65_000, 1, true), (2, 20_000, 50, false), (3, 100, 101, true)]), Pressure::Urgent), None);
+        assert_eq!(choose(&table(&[(1, 100, 1, true)]), slot, 100, Pressure::Some, &|id| id == 1), None);
+    }
+
+    #[test]
+    fn cleaning_begins_before_writers_wait() {
+        assert_eq!(pressure(1000, 1000), Pressure::None);
+        assert_eq!(pressure(130, 1000), Pressure::Some);
+        assert_eq!(pressure(20, 1000), Pressure::Urgent);
+        assert!(reserve(Stream::Table) < reserve(Stream::Survivors) && reserve(Stream::Survivors) < reserve(Stream::Metadata));
+    }
+}

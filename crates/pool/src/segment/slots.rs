@@ -1,0 +1,155 @@
+//! Which slots of which device are in use.
+//!
+//! Callers: the store, under the lock of its table. Invariant: a slot is claimed once; claiming one that is taken, or that a device does not
+//! have, is damage of the table that says so.
+
+use crate::error::{Damage, PoolError};
+use crate::label::{self, Place};
+
+/// The slots of all devices.
+#[derive(Clone, Debug, Default)]
+pub struct Slots {
+    devices: Vec<Device>,
+}
+
+#[derive(Clone, Debug)]
+struct Device {
+    /// Whether each slot is taken.
+    taken: Vec<bool>,
+    free: usize,
+    /// No slot before this one is free: the lowest is taken first, so that a pool on a file stays compact.
+    next: usize,
+}
+
+/// How many slots a device of this length has.
+#[must_use]
+pub fn count(length: u64, slot: u64) -> u32 {
+    let whole = length / label::ENDS * label::ENDS;
+    u32::try_from(whole.saturating_sub(2 * label::ENDS) / slot).unwrap_or(u32::MAX)
+}
+
+/// The slots' length for devices of this length together: about a thousand slots, each 1 to 64 MiB.
+#[must_use]
+pub fn length(total: u64) -> u64 {
+    (total / 1024).clamp(1 << 20, 64 << 20).next_power_of_two()
+}
+
+/// Where a slot begins on its device, bytes.
+#[must_use]
+pub fn start(place: Place, slot: u64) -> u64 {
+    label::ENDS + u64::from(place.slot) * slot
+}
+
+impl Slots {
+    /// Adds a device with this many slots, all free.
+    pub fn add_device(&mut self, count: u32) {
+        self.devices.push(Device { taken: vec![false; count as usize], free: count as usize, next: 0 });
+    }
+
+    /// All slots there are.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.devices.iter().map(|device| device.taken.len() as u64).sum()
+    }
+
+    /// Slots that are free.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.devices.iter().map(|device| device.free as u64).sum()
+    }
+
+    /// Takes a free slot, from the device with the largest share of free ones.
+    pub fn take(&mut self) -> Option<Place> {
+        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
+        let (number, device) = self
+            .devices
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, device)| device.free > 0)
+            .max_by_key(|(at, device)| (share(device), usize::MAX - at))?;
+        let slot = device.taken.iter().skip(device.next).position(|taken| !*taken)? + device.next;
+        *device.taken.get_mut(slot)? = true;
+        device.free -= 1;
+        device.next = slot + 1;
+        Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+    }
+
+    /// Takes slots that the table says are in use.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for a slot that is taken or does not exist.
+    pub fn claim(&mut self, place: Place) -> Result<(), PoolError> {
+        let device = self.devices.get_mut(usize::from(place.device));
+        let Some(taken) = device.and_then(|device| device.claimable(place.slot)) else {
+            return Err(PoolError::Format(Damage::Structure("two segments in one slot, or a slot that does not exist")));
+        };
+        *taken = true;
+        Ok(())
+    }
+
+    /// Gives a slot back.
+    pub fn release(&mut self, place: Place) {
+        if let Some(device) = self.devices.get_mut(usize::from(place.device))
+            && let Some(taken) = device.taken.get_mut(place.slot as usize)
+            && *taken
+        {
+            *taken = false;
+            device.free += 1;
+            device.next = device.next.min(place.slot as usize);
+        }
+    }
+}
+
+impl Device {
+    fn claimable(&mut self, slot: u32) -> Option<&mut bool> {
+        let taken = self.taken.get_mut(slot as usize)?;
+        if *taken {
+            return None;
+        }
+        self.free -= 1;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_given_once_and_devices_fill_evenly() {
+        let mut slots = Slots::default();
+        slots.add_device(30);
+        slots.add_device(10);
+        let mut taken = std::collections::BTreeSet::new();
+        for at in 0..40 {
+            let place = slots.take().unwrap();
+            assert!(taken.insert(place), "given twice");
+            assert!(slots.claim(place).is_err());
+            assert_eq!(slots.free(), 39 - at);
+            if at == 19 {
+                assert_eq!(taken.iter().filter(|place| place.device == 0).count(), 15);
+            }
+        }
+        assert_eq!(slots.take(), None);
+        slots.release(Place { device: 0, slot: 20 });
+        slots.release(Place { device: 0, slot: 7 });
+        slots.release(Place { device: 0, slot: 12 });
+        assert_eq!([slots.take(), slots.take(), slots.take()].map(|place| place.map(|place| place.slot)), [Some(7), Some(12), Some(20)]);
+        let place = Place { device: 1, slot: 4 };
+        slots.release(place);
+        slots.release(place);
+        assert_eq!((slots.free(), slots.total()), (1, 40));
+        slots.claim(place).unwrap();
+        assert!(slots.claim(Place { device: 2, slot: 0 }).is_err());
+        assert!(slots.claim(Place { device: 0, slot: 30 }).is_err());
+    }
+
+    #[test]
+    fn lengths() {
+        assert_eq!((length(64 << 20), length(4 << 30), length(1 << 40)), (1 << 20, 4 << 20, 64 << 20));
+        assert_eq!(count(64 << 20, 1 << 20), 62);
+        assert_eq!(count((64 << 20) - 1, 1 << 20), 61);
+        assert_eq!(count(1, 1 << 20), 0);
+        assert_eq!(start(Place { device: 0, slot: 2 }, 4 << 20), 9 << 20);
+    }
+}

@@ -1,0 +1,403 @@
+//! Open segments being filled: one per stream. Frames are numbered and placed under the stream's lock and copied into pieces of 1 MiB, which
+//! are written to the device without it, by whoever filled them; until then they are read from here.
+//!
+//! Callers: the store. Invariants:
+//! - No I/O and no compression under the lock.
+//! - Pieces begin and end at multiples of 4 KiB: what was committed is never written over, not even with the same bytes.
+//! - The table learns of frames when a segment is sealed and when a stream is flushed ([`Growth`]), never of half of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::frame::Header;
+use crate::frames::Stream;
+use crate::label::Place;
+use crate::pointer::{Pointer, Txg};
+
+use super::table::Op;
+use super::table_log::Young;
+
+/// How much is written at once, bytes.
+pub const PIECE: usize = 1 << 20;
+/// Pieces begin and end at multiples of this, bytes.
+pub const ALIGN: u32 = 4096;
+/// Buffers kept for the next pieces.
+const SPARE: usize = 4;
+
+/// One stream.
+#[derive(Debug)]
+pub struct Appender {
+    /// Which.
+    pub stream: Stream,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What is being filled.
+#[derive(Debug, Default)]
+pub struct State {
+    open: Option<Open>,
+    /// Somebody is looking for a slot.
+    opening: bool,
+    /// Full pieces that are not on the device yet, in the order in which they were filled.
+    unsettled: Vec<Arc<Piece>>,
+    next_piece: u64,
+    failed: bool,
+    spare: Vec<Vec<u8>>,
+}
+
+/// An open segment.
+#[derive(Debug)]
+struct Open {
+    id: u32,
+    place: Place,
+    frames: u32,
+    bytes: u32,
+    /// Where the piece being filled begins.
+    start: u32,
+    piece: Vec<u8>,
+    /// What the table does not know yet.
+    units: u32,
+    newest: Txg,
+    young: Vec<Young>,
+}
+
+/// A part of a segment to be written.
+#[derive(Debug)]
+pub struct Piece {
+    number: u64,
+    segment: u32,
+    /// Where the segment lies.
+    pub place: Place,
+    /// Where the piece begins in it, bytes.
+    pub start: u32,
+    /// What is to be written.
+    pub bytes: Vec<u8>,
+}
+
+/// What the table must learn.
+#[derive(Debug, Default)]
+pub struct Growth {
+    /// The changes.
+    pub ops: Vec<Op>,
+    /// The frames among them with their births.
+    pub young: Vec<Young>,
+}
+
+impl Appender {
+    /// A stream with no open segment.
+    #[must_use]
+    pub fn new(stream: Stream) -> Self {
+        Self { stream, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Its lock.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Waits until somebody has found a slot, or lets the caller be the one who looks for it: then it returns `true`.
+    pub fn may_open(&self, state: &mut MutexGuard<'_, State>) -> bool {
+        if state.opening {
+            self.changed.wait(state);
+            return false;
+        }
+        state.opening = true;
+        true
+    }
+
+    /// The caller has looked for a slot, with or without success.
+    pub fn opened(&self) {
+        self.state.lock().opening = false;
+        self.changed.notify_all();
+    }
+
+    /// A piece is on its device (or will never be).
+    pub fn settle(&self, piece: &Arc<Piece>, written: bool) {
+        let mut state = self.state.lock();
+        if written {
+            state.unsettled.retain(|other| other.number != piece.number);
+        } else {
+            state.failed = true;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Gives a written piece's buffer back.
+    pub fn recycle(&self, piece: Arc<Piece>) {
+        if let Ok(Piece { mut bytes, .. }) = Arc::try_unwrap(piece) {
+            let mut state = self.state.lock();
+            if state.spare.len() < SPARE && bytes.capacity() == PIECE {
+                bytes.clear();
+                state.spare.push(bytes);
+            }
+        }
+    }
+
+    /// Waits until all pieces filled up to now are on the device; `false` if one failed.
+    #[must_use]
+    pub fn wait_settled(&self) -> bool {
+        let mut state = self.state.lock();
+        let until = state.next_piece;
+        while !state.failed && state.unsettled.iter().any(|piece| piece.number < until) {
+            self.changed.wait(&mut state);
+        }
+        !state.failed
+    }
+
+    /// Copies what is still here of a range of a segment (offset in bytes) into the buffer, and tells which parts of it must come from the device.
+    #[must_use]
+    pub fn read(&self, segment: u32, offset: u64, buffer: &mut [u8]) -> Vec<Range<usize>> {
+        let mut missing: Vec<Range<usize>> = std::iter::once(0..buffer.len()).collect();
+        let state = self.state.lock();
+        let open = state.open.iter().map(|open| (open.id, open.start, &open.piece));
+        let pieces = state.unsettled.iter().map(|piece| (piece.segment, piece.start, &piece.bytes));
+        for (of, start, bytes) in pieces.chain(open) {
+            let (start, end) = (u64::from(start), u64::from(start) + bytes.len() as u64);
+            let (from, to) = (offset.max(start), (offset + buffer.len() as u64).min(end));
+            if of != segment || from >= to {
+                continue;
+            }
+            let source = bytes.get((from - start) as usize..(to - start) as usize);
+            let range = (from - offset) as usize..(to - offset) as usize;
+            if let (Some(source), Some(target)) = (source, buffer.get_mut(range.clone())) {
+                target.copy_from_slice(source);
+                missing = without(&missing, &range);
+            }
+        }
+        missing
+    }
+}
+
+fn without(ranges: &[Range<usize>], taken: &Range<usize>) -> Vec<Range<usize>> {
+    let parts = ranges.iter().flat_map(|range| [range.start..range.end.min(taken.start), range.start.max(taken.end)..range.end]);
+    parts.filter(|part| part.start < part.end).collect()
+}
+
+impl State {
+    /// Whether a frame of this length would fit the open segment.
+    #[must_use]
+    pub fn fits(&self, charged: u64, slot: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| u64::from(open.bytes) + charged <= slot)
+    }
+
+    /// How much fits the open segment still, bytes.
+    #[must_use]
+    pub fn room(&self, slot: u64) -> u64 {
+        self.open.as_ref().map_or(0, |open| slot.saturating_sub(u64::from(open.bytes)))
+    }
+
+    /// Whether this segment is open here.
+    #[must_use]
+    pub fn is_open(&self, segment: u32) -> bool {
+        self.open.as_ref().is_some_and(|open| open.id == segment)
+    }
+
+    /// Begins a segment, or goes on with one at its end. The one before must be sealed.
+    pub fn begin(&mut self, id: u32, place: Place, frames: u32, bytes: u32) {
+        let piece = self.buffer();
+        self.open = Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
+    }
+
+    fn buffer(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PIECE))
+    }
+
+    /// Appends a frame that gets its name here; returns the name's offset in the pointer too. `None` without an open segment.
+    pub fn append(&mut self, mut header: Header, stored: &[u8], full: &mut Vec<Arc<Piece>>) -> Option<Pointer> {
+        let open = self.open.as_mut()?;
+        header.pointer.segment = open.id;
+        header.pointer.index = open.frames;
+        let pointer = Pointer { offset: open.bytes / Pointer::UNIT, ..header.pointer };
+        let (units, birth) = ((pointer.charged() / u64::from(Pointer::UNIT)) as u32, pointer.birth);
+        open.units += units;
+        open.newest = open.newest.max(birth);
+        match open.young.last_mut() {
+            Some(run) if run.birth == birth => {
+                run.count += 1;
+                run.units += units;
+            }
+            _ => open.young.push(Young { segment: open.id, index: pointer.index, count: 1, units, birth }),
+        }
+        self.put(&header.encode(), stored, full);
+        Some(pointer)
+    }
+
+    /// Appends a frame that has its name already; returns the segment and the offset in units.
+    pub fn append_moved(&mut self, header: &[u8], stored: &[u8], birth: Txg, full: &mut Vec<Arc<Piece>>) -> Option<(u32, u32)> {
+        let open = self.open.as_mut()?;
+        open.newest = open.newest.max(birth);
+        let at = (open.id, open.bytes / Pointer::UNIT);
+        self.put(header, stored, full);
+        Some(at)
+    }
+
+    fn put(&mut self, header: &[u8], stored: &[u8], full: &mut Vec<Arc<Piece>>) {
+        const ZEROS: [u8; Pointer::UNIT as usize] = [0; Pointer::UNIT as usize];
+        if let Some(open) = &mut self.open {
+            open.frames += 1;
+        }
+        let unit = Pointer::UNIT as usize;
+        let padding = (unit - (header.len() + stored.len()) % unit) % unit;
+        self.copy(header, full);
+        self.copy(stored, full);
+        self.copy(ZEROS.get(..padding).unwrap_or_default(), full);
+    }
+
+    fn copy(&mut self, mut bytes: &[u8], full: &mut Vec<Arc<Piece>>) {
+        while let Some(open) = self.open.as_mut().filter(|_| !bytes.is_empty()) {
+            let room = PIECE - open.bytes as usize % PIECE;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            open.piece.extend_from_slice(now);
+            open.bytes += now.len() as u32;
+            bytes = later;
+            if now.len() == room {
+                full.extend(self.cut());
+            }
+        }
+    }
+
+    /// Takes the piece being filled as one to be written.
+    fn cut(&mut self) -> Option<Arc<Piece>> {
+        let fresh = self.buffer();
+        let number = self.next_piece;
+        let open = self.open.as_mut()?;
+        let bytes = std::mem::replace(&mut open.piece, fresh);
+        if bytes.is_empty() {
+            return None;
+        }
+        let piece = Arc::new(Piece { number, segment: open.id, place: open.place, start: open.start, bytes });
+        open.start = open.bytes;
+        self.next_piece += 1;
+        self.unsettled.push(Arc::clone(&piece));
+        Some(piece)
+    }
+
+    /// Cuts what is filled, up to a whole block, and tells what the table must learn of it.
+    pub fn flush(&mut self, full: &mut Vec<Arc<Piece>>) -> Growth {
+        let Some(open) = &mut self.open else { return Growth::default() };
+        let padded = open.bytes.next_multiple_of(ALIGN);
+        if !open.piece.is_empty() {
+            open.piece.resize(open.piece.len() + (padded - open.bytes) as usize, 0);
+            open.bytes = padded;
+        }
+        let mut growth = Growth::default();
+        if open.newest != Txg(0) || open.units > 0 {
+            let (units, newest) = (std::mem::take(&mut open.units), std::mem::take(&mut open.newest));
+            growth.ops.push(Op::Grow { id: open.id, frames: open.frames, bytes: open.bytes, units, newest });
+        }
+        growth.young = std::mem::take(&mut open.young);
+        full.extend(self.cut());
+        growth
+    }
+
+    /// Ends the open segment.
+    pub fn seal(&mut self, full: &mut Vec<Arc<Piece>>) -> Growth {
+        let mut growth = self.flush(full);
+        if let Some(open) = self.open.take() {
+            growth.ops.push(Op::Seal { id: open.id });
+            if self.spare.len() < SPARE {
+                self.spare.push(open.piece);
+            }
+        }
+        growth
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::Owner;
+    use crate::pointer::{ChecksumKind, Compression, FrameKind};
+
+    fn header(stored: usize, birth: u64) -> Header {
+        let pointer = Pointer {
+            segment: 0,
+            index: 0,
+            offset: 0,
+            stored: stored as u32,
+            logical: stored as u32,
+            kind: FrameKind::Data,
+            compression: Compression::Off,
+            checksum_kind: ChecksumKind::Xxh3,
+            birth: Txg(birth),
+            checksum: [0; 16],
+        };
+        Header { pointer, owner: Owner::default() }
+    }
+
+    #[test]
+    fn pieces_make_up_the_segment_and_are_read_until_they_are_settled() {
+        let appender = Appender::new(Stream::Data);
+        let mut full = Vec::new();
+        let mut image = Vec::new();
+        let mut names = Vec::new();
+        let mut state = appender.lock();
+        state.begin(7, Place { device: 0, slot: 3 }, 0, 0);
+        for at in 0..100usize {
+            let stored = vec![at as u8; 1000 + at * 700];
+            let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
+            assert_eq!((pointer.segment, pointer.index, u64::from(pointer.offset) * 16), (7, at as u32, image.len() as u64));
+            names.push(pointer);
+            image.extend(Header { pointer: Pointer { offset: 0, ..pointer }, owner: Owner::default() }.encode());
+            image.extend(&stored);
+            image.resize(image.len().next_multiple_of(16), 0);
+            if at == 60 {
+                let growth = state.flush(&mut full);
+                image.resize(image.len().next_multiple_of(4096), 0);
+                let units: u32 = names.iter().map(|name| (name.charged() / 16) as u32).sum();
+                assert_eq!(growth.ops, vec![Op::Grow { id: 7, frames: 61, bytes: image.len() as u32, units, newest: Txg(2) }]);
+                assert_eq!(
+                    growth.young.iter().map(|run| (run.index, run.count, run.birth.0)).collect::<Vec<_>>(),
+                    vec![(0, 50, 1), (50, 11, 2)]
+                );
+                assert!(state.flush(&mut full).ops.is_empty(), "nothing new");
+            }
+        }
+        let growth = state.seal(&mut full);
+        image.resize(image.len().next_multiple_of(4096), 0);
+        assert_eq!(growth.ops[1], Op::Seal { id: 7 });
+        assert!(!state.fits(96, 1 << 26));
+        drop(state);
+
+        let mut device = vec![0; image.len()];
+        for (at, piece) in full.iter().enumerate() {
+            assert_eq!((piece.start % 4096, piece.bytes.len() % 4096), (0, 0));
+            device[piece.start as usize..piece.start as usize + piece.bytes.len()].copy_from_slice(&piece.bytes);
+            if at % 2 == 0 {
+                appender.settle(piece, true);
+            }
+        }
+        assert_eq!(device, image);
+        for name in &names {
+            let (from, length) = (u64::from(name.offset) * 16, name.charged() as usize);
+            let mut buffer = vec![0; length];
+            for range in appender.read(7, from, &mut buffer) {
+                let source = from as usize + range.start..from as usize + range.end;
+                buffer[range].copy_from_slice(&device[source]);
+            }
+            assert_eq!(buffer, &image[from as usize..from as usize + length]);
+        }
+        assert_eq!(appender.read(8, 0, &mut [0; 100]), vec![0..100]);
+        full.iter().skip(1).step_by(2).for_each(|piece| appender.settle(piece, true));
+        assert!(appender.wait_settled());
+        assert_eq!(appender.read(7, 0, &mut [0; 100]), vec![0..100]);
+    }
+
+    #[test]
+    fn a_failed_piece_is_not_waited_for() {
+        let appender = Appender::new(Stream::Data);
+        let mut full = Vec::new();
+        appender.lock().begin(1, Place { device: 0, slot: 0 }, 0, 0);
+        appender.lock().append(header(10, 1), &[1; 10], &mut full).unwrap();
+        appender.lock().flush(&mut full);
+        appender.settle(&full[0], false);
+        assert!(!appender.wait_settled());
+        let mut buffer = [0; 10];
+        assert!(appender.read(1, 80, &mut buffer).is_empty(), "still read from memory");
+        assert_eq!(buffer, [1; 10]);
+    }
+}

@@ -1,0 +1,290 @@
+//! How the segment table is kept on the pool: a full copy now and then, and with each commit what has changed since.
+//!
+//! Callers: the store's commit and import. The bytes made here become the content of frames of the table's own stream; the byte tables are in
+//! `docs/pool-format.md`. Invariant: any bytes give a table that could be, or an error.
+
+use std::collections::BTreeMap;
+
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::frames::Stream;
+use crate::label::{read_places, small, write_places};
+use crate::pointer::{Pointer, Txg};
+
+use super::table::{Bits, Op, Segment, Table, fits};
+
+const FULL: u8 = 1;
+const DELTA: u8 = 2;
+const INDEX: u8 = 3;
+
+/// Frames in a row that belong to a txg later than the commit's: an import of this root takes them for dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Young {
+    /// Their segment.
+    pub segment: u32,
+    /// The first one's number.
+    pub index: u32,
+    /// How many.
+    pub count: u32,
+    /// What they are charged together, units.
+    pub units: u32,
+    /// Their txg; not stored.
+    pub birth: Txg,
+}
+
+fn wrong<T>(what: &'static str) -> Result<T, PoolError> {
+    Err(PoolError::Format(Damage::Structure(what)))
+}
+
+fn begin(kind: u8, generation: u64) -> Writer {
+    let mut to = Writer::default();
+    to.u8(kind);
+    to.u64(generation);
+    to
+}
+
+fn expect_kind(from: &mut Reader<'_>, kind: u8) -> Result<u64, PoolError> {
+    if from.u8()? != kind {
+        return wrong("another piece of the segment table");
+    }
+    from.u64()
+}
+
+fn write_young(to: &mut Writer, young: &[Young]) {
+    to.varint(young.len() as u64);
+    for run in young {
+        for number in [run.segment, run.index, run.count, run.units] {
+            to.varint(u64::from(number));
+        }
+    }
+}
+
+fn read_young(from: &mut Reader<'_>) -> Result<Vec<Young>, PoolError> {
+    let mut young = Vec::new();
+    for _ in 0..from.varint()? {
+        young.push(Young { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)?, birth: Txg(0) });
+    }
+    Ok(young)
+}
+
+/// A delta: what a commit has changed.
+#[must_use]
+pub fn write_delta(generation: u64, ops: &[Op], young: &[Young]) -> Vec<u8> {
+    let mut to = begin(DELTA, generation);
+    to.varint(ops.len() as u64);
+    for op in ops {
+        write_op(&mut to, op);
+    }
+    write_young(&mut to, young);
+    to.finish()
+}
+
+/// Puts a delta's changes into the table, and ends its commit there.
+///
+/// # Errors
+/// [`PoolError::Format`] for bytes that are no delta, or not one of this table.
+pub fn replay_delta(bytes: &[u8], table: &mut Table) -> Result<Vec<Young>, PoolError> {
+    let mut from = Reader::new(bytes);
+    let generation = expect_kind(&mut from, DELTA)?;
+    for _ in 0..from.varint()? {
+        let op = read_op(&mut from)?;
+        table.replay(&op)?;
+    }
+    table.finish(generation);
+    read_young(&mut from)
+}
+
+fn write_op(to: &mut Writer, op: &Op) {
+    let (tag, numbers): (u8, &[u32]) = match op {
+        Op::Open { id, stream, place } => {
+            to.u8(1);
+            to.varint(u64::from(*id));
+            to.u8(*stream as u8);
+            write_places(to, place);
+            return;
+        }
+        Op::Grow { id, frames, bytes, units, newest } => {
+            to.u8(2);
+            for number in [*id, *frames, *bytes, *units] {
+                to.varint(u64::from(number));
+            }
+            to.varint(newest.0);
+            return;
+        }
+        Op::Seal { id } => (3, &[*id]),
+        Op::Free { segment, index, count: 1, units } => (4, &[*segment, *index, *units]),
+        Op::Free { segment, index, count, units } => (5, &[*segment, *index, *count, *units]),
+        Op::Move { segment, index, to, offset, units } => (6, &[*segment, *index, *to, *offset, *units]),
+        Op::Release { id } => (7, &[*id]),
+    };
+    to.u8(tag);
+    for number in numbers {
+        to.varint(u64::from(*number));
+    }
+}
+
+fn read_op(from: &mut Reader<'_>) -> Result<Op, PoolError> {
+    Ok(match from.u8()? {
+        1 => Op::Open { id: small(from)?, stream: read_stream(from)?, place: read_places(from)? },
+        2 => Op::Grow { id: small(from)?, frames: small(from)?, bytes: small(from)?, units: small(from)?, newest: Txg(from.varint()?) },
+        3 => Op::Seal { id: small(from)? },
+        4 => Op::Free { segment: small(from)?, index: small(from)?, count: 1, units: small(from)? },
+        5 => Op::Free { segment: small(from)?, index: small(from)?, count: small(from)?, units: small(from)? },
+        6 => Op::Move { segment: small(from)?, index: small(from)?, to: small(from)?, offset: small(from)?, units: small(from)? },
+        7 => Op::Release { id: small(from)? },
+        _ => return wrong("unknown change of the segment table"),
+    })
+}
+
+fn read_stream(from: &mut Reader<'_>) -> Result<Stream, PoolError> {
+    match from.u8()? {
+        1 => Ok(Stream::Metadata),
+        2 => Ok(Stream::Data),
+        3 => Ok(Stream::Survivors),
+        _ => wrong("unknown stream"),
+    }
+}
+
+/// A full copy of the table; stored cut into pieces of any length.
+#[must_use]
+pub fn write_full(generation: u64, table: &Table, young: &[Young]) -> Vec<u8> {
+    let mut to = begin(FULL, generation);
+    to.varint(table.segments().len() as u64);
+    for (id, segment) in table.segments() {
+        to.varint(u64::from(*id));
+        write_segment(&mut to, segment);
+    }
+    write_young(&mut to, young);
+    to.finish()
+}
+
+/// Reads a full copy.
+///
+/// # Errors
+/// [`PoolError::Format`] for bytes that are none.
+pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
+    let mut from = Reader::new(bytes);
+    expect_kind(&mut from, FULL)?;
+    let mut segments = BTreeMap::new();
+    for _ in 0..from.varint()? {
+        let id = small(&mut from)?;
+        if segments.insert(id, read_segment(&mut from)?).is_some() {
+            return wrong("a segment twice in the table");
+        }
+    }
+    let young = read_young(&mut from)?;
+    check(&segments)?;
+    Ok((Table::with(segments), young))
+}
+
+/// What one segment's record cannot say of others: moved frames must be where survivors are, and add up.
+fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
+    let mut arrived = BTreeMap::<u32, u32>::new();
+    for (to, _) in segments.values().flat_map(|segment| segment.moved.values()) {
+        if !segments.get(to).is_some_and(|target| target.stream == Stream::Survivors && !target.place.is_empty()) {
+            return wrong("a moved frame is where none can be");
+        }
+        *arrived.entry(*to).or_default() += 1;
+    }
+    let fits = |(id, segment): (&u32, &Segment)| {
+        segment.stream != Stream::Survivors || segment.live_frames == arrived.get(id).copied().unwrap_or(0)
+    };
+    if segments.iter().all(fits) { Ok(()) } else { wrong("moved frames do not add up") }
+}
+
+fn write_segment(to: &mut Writer, segment: &Segment) {
+    to.u8(segment.stream as u8 | u8::from(segment.sealed) << 7);
+    write_places(to, &segment.place);
+    to.varint(segment.dead_since.map_or(0, |generation| generation + 1));
+    for number in [segment.frames, segment.bytes, segment.live_frames, segment.live_units] {
+        to.varint(u64::from(number));
+    }
+    to.varint(segment.newest.0);
+    // Alternating runs, first of living, then of dead frames.
+    let (mut runs, mut dead, mut length) = (Vec::new(), false, 0u64);
+    if segment.dead.count() > 0 {
+        for at in 0..segment.frames {
+            if segment.dead.get(at) != dead {
+                runs.push(length);
+                (dead, length) = (!dead, 0);
+            }
+            length += 1;
+        }
+        runs.push(length);
+    }
+    to.varint(runs.len() as u64);
+    for run in runs {
+        to.varint(run);
+    }
+    to.varint(segment.moved.len() as u64);
+    // Neighbours move together: differences are small. They wrap around, so every order can be written.
+    let mut last = (0u32, 0u32, 0u32);
+    for (index, (segment, offset)) in &segment.moved {
+        for (now, before) in [(*index, last.0), (*segment, last.1), (*offset, last.2)] {
+            to.varint(u64::from(now.wrapping_sub(before)));
+        }
+        last = (*index, *segment, *offset);
+    }
+}
+
+fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
+    let flags = from.u8()?;
+    let stream = read_stream(&mut Reader::new(&[flags & 0x7f]))?;
+    let place = read_places(from)?;
+    let dead_since = from.varint()?.checked_sub(1);
+    let (frames, bytes, live_frames, live_units) = (small(from)?, small(from)?, small(from)?, small(from)?);
+    let newest = Txg(from.varint()?);
+    if !fits(frames, bytes) {
+        return wrong("more frames than a segment holds");
+    }
+    let (mut dead, mut at, mut is_dead) = (Bits::default(), 0u64, false);
+    for _ in 0..from.varint()? {
+        let end = from.varint()?.checked_add(at).filter(|end| *end <= u64::from(frames));
+        let Some(end) = end else { return wrong("more dead frames than frames") };
+        if is_dead {
+            (at..end).for_each(|at| dead.set(at as u32));
+        }
+        (at, is_dead) = (end, !is_dead);
+    }
+    let mut moved = BTreeMap::new();
+    let mut last = (0u32, 0u32, 0u32);
+    for _ in 0..from.varint()? {
+        last = (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));
+        moved.insert(last.0, (last.1, last.2));
+    }
+    let home = stream != Stream::Survivors;
+    let sums = live_frames <= frames && (live_frames == 0) == (live_units == 0) && live_units <= bytes.div_ceil(16);
+    if !sums || place.len() > 1 || (home && u64::from(frames - live_frames) != dead.count()) || (place.is_empty() && live_frames > 0) {
+        return wrong("the sums of a segment do not fit each other");
+    }
+    Ok(Segment { stream, sealed: flags & 0x80 != 0, place, dead_since, frames, bytes, live_frames, live_units, newest, dead, moved })
+}
+
+/// The list of the frames that a full copy is cut into.
+#[must_use]
+pub fn write_index(generation: u64, pieces: &[Pointer]) -> Vec<u8> {
+    let mut to = begin(INDEX, generation);
+    to.varint(pieces.len() as u64);
+    for piece in pieces {
+        piece.encode(&mut to);
+    }
+    to.finish()
+}
+
+/// Reads the list of pieces.
+///
+/// # Errors
+/// [`PoolError::Format`] for bytes that are none.
+pub fn read_index(bytes: &[u8]) -> Result<Vec<Pointer>, PoolError> {
+    let mut from = Reader::new(bytes);
+    expect_kind(&mut from, INDEX)?;
+    let mut pieces = Vec::new();
+    for _ in 0..from.varint()? {
+        pieces.push(Pointer::decode(&mut from)?);
+    }
+    Ok(pieces)
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

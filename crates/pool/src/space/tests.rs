@@ -1,0 +1,368 @@
+//! The accounting rules: random forests against a recomputation from the definitions, and the rules one by one.
+
+use super::*;
+use crate::rows::OwnerUse;
+use proptest::prelude::*;
+
+const UNIT: u64 = MIB;
+
+/// A dataset as the definitions know it: nothing is kept that can be computed.
+#[derive(Clone, Debug, Default)]
+struct Plain {
+    parent: Option<u64>,
+    usage: Usage,
+    limits: Limits,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Naive(HashMap<u64, Plain>);
+
+impl Naive {
+    fn children(&self, id: u64) -> Vec<u64> {
+        self.0.iter().filter(|(_, plain)| plain.parent == Some(id)).map(|(id, _)| *id).collect()
+    }
+
+    fn by_children(&self, id: u64) -> u64 {
+        self.children(id).iter().map(|child| self.used(*child).max(self.0[child].limits.reservation)).sum()
+    }
+
+    fn by_refreservation(&self, id: u64) -> u64 {
+        let plain = &self.0[&id];
+        plain.limits.refreservation.saturating_sub(plain.usage.unique)
+    }
+
+    fn used(&self, id: u64) -> u64 {
+        let usage = &self.0[&id].usage;
+        usage.dataset + usage.snapshots + self.by_children(id) + self.by_refreservation(id)
+    }
+
+    fn available(&self, id: u64, size: u64) -> u64 {
+        let (plain, used) = (&self.0[&id], self.used(id));
+        let above = match plain.parent {
+            Some(parent) => self.available(parent, size) + plain.limits.reservation.saturating_sub(used),
+            None => usable(size, Purpose::Write).saturating_sub(used),
+        };
+        plain.limits.quota.map_or(above, |quota| above.min(quota.saturating_sub(used)))
+    }
+
+    /// Whether every quota that holds something holds it, and the pool does.
+    fn fits(&self, size: u64) -> bool {
+        self.0.iter().all(|(id, plain)| {
+            let referenced = plain.limits.refquota.is_none_or(|limit| plain.usage.referenced <= limit);
+            referenced && plain.limits.quota.is_none_or(|quota| self.used(*id) <= quota)
+        }) && self.0.iter().all(|(id, plain)| plain.parent.is_some() || self.used(*id) <= usable(size, Purpose::Write))
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add { parent: usize },
+    Remove { id: usize },
+    Write { id: usize, bytes: u64 },
+    Delete { id: usize, share: u8 },
+    Snapshot { ids: Vec<usize> },
+    Drop { id: usize, share: u8 },
+    Quota { id: usize, limit: Option<u64> },
+    Refquota { id: usize, limit: Option<u64> },
+    Reservation { id: usize, limit: u64 },
+    Refreservation { id: usize, limit: u64 },
+    Move { id: usize, parent: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let id = 0usize..12;
+    let limit = (0u64..200).prop_map(|units| units * UNIT);
+    let maybe = proptest::option::of(limit.clone());
+    prop_oneof![
+        2 => id.clone().prop_map(|parent| Step::Add { parent }),
+        1 => id.clone().prop_map(|id| Step::Remove { id }),
+        6 => (id.clone(), 0u64..60).prop_map(|(id, units)| Step::Write { id, bytes: units * UNIT }),
+        2 => (id.clone(), 0u8..=100).prop_map(|(id, share)| Step::Delete { id, share }),
+        2 => proptest::collection::vec(id.clone(), 1..4).prop_map(|ids| Step::Snapshot { ids }),
+        1 => (id.clone(), 0u8..=100).prop_map(|(id, share)| Step::Drop { id, share }),
+        1 => (id.clone(), maybe.clone()).prop_map(|(id, limit)| Step::Quota { id, limit }),
+        1 => (id.clone(), maybe).prop_map(|(id, limit)| Step::Refquota { id, limit }),
+        1 => (id.clone(), limit.clone()).prop_map(|(id, limit)| Step::Reservation { id, limit }),
+        1 => (id.clone(), limit).prop_map(|(id, limit)| Step::Refreservation { id, limit }),
+        1 => (id.clone(), id).prop_map(|(id, parent)| Step::Move { id, parent }),
+    ]
+}
+
+fn share(of: u64, percent: u8) -> i64 {
+    i64::try_from(of * u64::from(percent) / 100).unwrap()
+}
+
+/// How a limit is set on a forest.
+type Setter = fn(&mut Forest, u64, u64) -> Result<Result<(), LimitRefusal>, PoolError>;
+
+/// Both forests, side by side.
+struct Pair {
+    forest: Forest,
+    naive: Naive,
+    ids: Vec<u64>,
+    next: u64,
+    size: u64,
+}
+
+impl Pair {
+    fn id(&self, index: usize) -> u64 {
+        self.ids[index % self.ids.len()]
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Add { parent } => {
+                let (id, parent) = (self.next, self.id(*parent));
+                self.next += 1;
+                self.forest.add(id, parent, Usage::default(), Limits::default()).unwrap();
+                self.naive.0.insert(id, Plain { parent: Some(parent), ..Plain::default() });
+                self.ids.push(id);
+            }
+            Step::Remove { id } => {
+                let id = self.id(*id);
+                let allowed = self.naive.0[&id].parent.is_some() && self.naive.children(id).is_empty();
+                assert_eq!(self.forest.remove(id).is_ok(), allowed);
+                if allowed {
+                    self.naive.0.remove(&id);
+                    self.ids.retain(|other| *other != id);
+                }
+            }
+            Step::Write { id, bytes } => self.write(self.id(*id), *bytes),
+            Step::Delete { id, share: percent } => {
+                let id = self.id(*id);
+                let usage = self.naive.0[&id].usage;
+                let freed = share(usage.unique, *percent);
+                let kept = share(usage.dataset - usage.unique, *percent);
+                self.change(id, Change { dataset: -freed - kept, snapshots: kept, referenced: -freed - kept, unique: -freed });
+            }
+            Step::Snapshot { ids } => self.snapshot(ids.iter().map(|id| self.id(*id)).collect()),
+            Step::Drop { id, share: percent } => {
+                let id = self.id(*id);
+                let freed = share(self.naive.0[&id].usage.snapshots, *percent);
+                self.change(id, Change { snapshots: -freed, ..Change::default() });
+            }
+            Step::Quota { id, limit } => {
+                let id = self.id(*id);
+                let fits = limit.is_none_or(|limit| limit >= self.naive.used(id) && limit >= self.naive.0[&id].limits.reservation);
+                let outcome = self.forest.set_quota(id, *limit).unwrap();
+                assert_eq!(outcome, if fits { Ok(()) } else { Err(LimitRefusal::BelowUse) });
+                if fits {
+                    self.naive.0.get_mut(&id).unwrap().limits.quota = *limit;
+                }
+            }
+            Step::Refquota { id, limit } => {
+                let id = self.id(*id);
+                let plain = self.naive.0.get_mut(&id).unwrap();
+                let least = plain.usage.referenced.max(plain.limits.refreservation);
+                let fits = limit.is_none_or(|limit| limit >= least);
+                assert_eq!(self.forest.set_refquota(id, *limit).unwrap().is_ok(), fits);
+                if fits {
+                    plain.limits.refquota = *limit;
+                }
+            }
+            Step::Reservation { id, limit } => {
+                self.reserve(self.id(*id), *limit, |limits, limit| limits.reservation = limit, Forest::set_reservation)
+            }
+            Step::Refreservation { id, limit } => {
+                self.reserve(self.id(*id), *limit, |limits, limit| limits.refreservation = limit, Forest::set_refreservation);
+            }
+            Step::Move { id, parent } => self.reparent(self.id(*id), self.id(*parent)),
+        }
+    }
+
+    fn change(&mut self, id: u64, change: Change) {
+        self.forest.charge(id, change).unwrap();
+        let usage = &mut self.naive.0.get_mut(&id).unwrap().usage;
+        *usage = change.applied(usage).unwrap();
+    }
+
+    /// A write is admitted exactly if afterwards everything that it makes grow is within its limit.
+    fn write(&mut self, id: u64, bytes: u64) {
+        let mut after = self.naive.clone();
+        let usage = &mut after.0.get_mut(&id).unwrap().usage;
+        *usage = Change::written(i64::try_from(bytes).unwrap()).applied(usage).unwrap();
+        let admitted = self.forest.admits(id, bytes, Purpose::Write).unwrap();
+        assert_eq!(admitted.is_ok(), bytes == 0 || after.fits(self.size), "{admitted:?}");
+        assert_eq!(admitted.is_ok(), bytes <= self.forest.available_to_head(id).unwrap());
+        if admitted.is_ok() {
+            self.change(id, Change::written(i64::try_from(bytes).unwrap()));
+        }
+    }
+
+    fn snapshot(&mut self, mut ids: Vec<u64>) {
+        ids.sort_unstable();
+        ids.dedup();
+        let mut after = self.naive.clone();
+        for id in &ids {
+            after.0.get_mut(id).unwrap().usage.unique = 0;
+        }
+        let needs: u64 = ids.iter().map(|id| self.forest.snapshot_needs(*id).unwrap()).sum();
+        let grown: u64 = ids.iter().map(|id| after.by_refreservation(*id) - self.naive.by_refreservation(*id)).sum();
+        assert_eq!(needs, grown);
+        let taken = self.forest.take_snapshots(&ids).unwrap();
+        assert_eq!(taken.is_ok(), after.fits(self.size), "{taken:?}");
+        if taken.is_ok() {
+            self.naive = after;
+        }
+    }
+
+    fn reserve(&mut self, id: u64, limit: u64, put: fn(&mut Limits, u64), set: Setter) {
+        let mut after = self.naive.clone();
+        put(&mut after.0.get_mut(&id).unwrap().limits, limit);
+        let limits = after.0[&id].limits;
+        let set = set(&mut self.forest, id, limit).unwrap();
+        let within = limits.quota.is_none_or(|quota| limits.reservation <= quota)
+            && limits.refquota.is_none_or(|quota| limits.refreservation <= quota);
+        assert_eq!(set.is_ok(), within && after.fits(self.size), "{set:?}");
+        if set.is_ok() {
+            self.naive = after;
+        }
+    }
+
+    fn reparent(&mut self, id: u64, parent: u64) {
+        let mut above = Some(parent);
+        let mut below_itself = self.naive.0[&id].parent.is_none();
+        while let Some(ancestor) = above {
+            below_itself |= ancestor == id;
+            above = self.naive.0[&ancestor].parent;
+        }
+        let mut after = self.naive.clone();
+        after.0.get_mut(&id).unwrap().parent = Some(parent);
+        match self.forest.reparent(id, parent) {
+            Err(_) => assert!(below_itself),
+            Ok(moved) => {
+                assert!(!below_itself);
+                assert_eq!(moved.is_ok(), after.fits(self.size), "{moved:?}");
+                if moved.is_ok() {
+                    self.naive = after;
+                }
+            }
+        }
+    }
+
+    fn compare(&self) {
+        for id in &self.ids {
+            let breakdown = self.forest.breakdown(*id).unwrap();
+            assert_eq!(breakdown.used, self.naive.used(*id), "used of {id}");
+            assert_eq!(breakdown.by_children, self.naive.by_children(*id));
+            assert_eq!(breakdown.by_refreservation, self.naive.by_refreservation(*id));
+            let parts = breakdown.by_dataset + breakdown.by_snapshots + breakdown.by_children + breakdown.by_refreservation;
+            assert_eq!(breakdown.used, parts);
+            assert_eq!(self.forest.available(*id).unwrap(), self.naive.available(*id, self.size), "available of {id}");
+            assert_eq!(self.forest.usage(*id).unwrap(), self.naive.0[id].usage);
+            assert_eq!(self.forest.limits(*id).unwrap(), self.naive.0[id].limits);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn forests_agree_with_the_definitions(steps in proptest::collection::vec(step(), 1..80)) {
+        let size = 512 * MIB;
+        let forest = Forest::new(1, size, Usage::default(), Limits::default());
+        let naive = Naive(HashMap::from([(1, Plain::default())]));
+        let mut pair = Pair { forest, naive, ids: vec![1], next: 2, size };
+        for step in &steps {
+            pair.apply(step);
+            pair.compare();
+        }
+    }
+
+    #[test]
+    fn slop_has_its_bounds(size in 0u64..1 << 50) {
+        let slop = slop(size);
+        prop_assert!(slop <= size / 2 && slop <= 128 * GIB);
+        prop_assert!(slop >= (size / 2).min(128 * MIB));
+        prop_assert!(usable(size, Purpose::Write) <= usable(size, Purpose::Free));
+        prop_assert!(usable(size, Purpose::Free) <= usable(size, Purpose::Destroy) && usable(size, Purpose::Destroy) <= size);
+    }
+}
+
+#[test]
+fn slop_of_known_sizes() {
+    assert_eq!(slop(64 * MIB), 32 * MIB);
+    assert_eq!(slop(GIB), 128 * MIB);
+    assert_eq!(slop(64 * GIB), 2 * GIB);
+    assert_eq!(slop(100 * 1024 * GIB), 128 * GIB);
+    assert_eq!(usable(64 * GIB, Purpose::Free), 63 * GIB);
+    assert_eq!(usable(64 * GIB, Purpose::Destroy), 63 * GIB + GIB / 2);
+}
+
+#[test]
+fn a_full_pool_and_a_full_quota_let_deletes_through() {
+    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
+    forest.add(2, 1, Usage::default(), Limits { quota: Some(10 * MIB), refquota: Some(10 * MIB), ..Limits::default() }).unwrap();
+    forest.charge(2, Change::written((10 * MIB) as i64)).unwrap();
+    assert_eq!(forest.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Refquota(2)));
+    forest.set_refquota(2, None).unwrap().unwrap();
+    assert_eq!(forest.admits(2, 1, Purpose::Write).unwrap(), Err(Shortage::Quota(2)));
+    assert_eq!(forest.admits(2, 0, Purpose::Write).unwrap(), Ok(()));
+    assert_eq!(forest.admits(2, 4096, Purpose::Free).unwrap(), Ok(()));
+    forest.charge(1, Change::written((886 * MIB) as i64)).unwrap();
+    assert_eq!(forest.admits(1, 1, Purpose::Write).unwrap(), Err(Shortage::Pool));
+    assert_eq!(forest.admits(1, 64 * MIB, Purpose::Free).unwrap(), Ok(()));
+    assert_eq!(forest.admits(1, 64 * MIB + 1, Purpose::Free).unwrap(), Err(Shortage::Pool));
+    assert_eq!(forest.admits(1, 96 * MIB, Purpose::Destroy).unwrap(), Ok(()));
+    assert_eq!(forest.admits(1, 96 * MIB + 1, Purpose::Destroy).unwrap(), Err(Shortage::Pool));
+    forest.resize(2 * GIB);
+    assert_eq!(forest.admits(1, GIB, Purpose::Write).unwrap(), Ok(()));
+}
+
+#[test]
+fn moving_space_between_relatives_asks_the_receiver_only() {
+    let used = Usage { dataset: 40 * MIB, snapshots: 0, referenced: 40 * MIB, unique: 40 * MIB };
+    let mut forest = Forest::new(1, GIB, Usage::default(), Limits { quota: Some(50 * MIB), ..Limits::default() });
+    forest.add(2, 1, used, Limits::default()).unwrap();
+    forest.add(3, 1, Usage::default(), Limits { quota: Some(30 * MIB), ..Limits::default() }).unwrap();
+    let bytes = (40 * MIB) as i64;
+    let moves = [(2, Change { dataset: -bytes, ..Change::default() }), (3, Change { snapshots: bytes, ..Change::default() })];
+    let before = forest.breakdown(1).unwrap();
+    assert_eq!(forest.charge_if_allowed(&moves, Purpose::Free).unwrap(), Err(Shortage::Quota(3)));
+    assert_eq!(forest.breakdown(2).unwrap().used, 40 * MIB);
+    forest.set_quota(3, None).unwrap().unwrap();
+    assert_eq!(forest.charge_if_allowed(&moves, Purpose::Free).unwrap(), Ok(()));
+    assert_eq!(forest.breakdown(1).unwrap(), before);
+    assert_eq!((forest.breakdown(2).unwrap().used, forest.breakdown(3).unwrap().used), (0, 40 * MIB));
+}
+
+#[test]
+fn counters_do_not_fall_below_zero() {
+    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
+    forest.charge(1, Change::written(5)).unwrap();
+    assert!(matches!(forest.charge(1, Change::written(-6)), Err(PoolError::Format(_))));
+    assert_eq!(forest.breakdown(1).unwrap().used, 5);
+    assert!(forest.count_snapshots(1, -1).is_err());
+    assert!(forest.charge(7, Change::default()).is_err());
+    assert!(forest.add(1, 1, Usage::default(), Limits::default()).is_err());
+    assert!(forest.add(2, 7, Usage::default(), Limits::default()).is_err());
+    assert!(forest.remove(1).is_err());
+}
+
+#[test]
+fn numbers_of_snapshots_and_file_systems_are_limited_up_the_chain() {
+    let mut forest = Forest::new(1, GIB, Usage::default(), Limits::default());
+    forest.add(2, 1, Usage::default(), Limits::default()).unwrap();
+    forest.add(3, 2, Usage::default(), Limits::default()).unwrap();
+    forest.count_snapshots(3, 2).unwrap();
+    forest.set_snapshot_limit(1, Some(3)).unwrap();
+    forest.set_filesystem_limit(2, Some(1)).unwrap();
+    assert_eq!(forest.snapshot_limit_hit(3, 1).unwrap(), None);
+    assert_eq!(forest.snapshot_limit_hit(3, 2).unwrap(), Some(1));
+    assert_eq!(forest.filesystem_limit_hit(3, 1).unwrap(), Some(2));
+    assert_eq!(forest.filesystem_limit_hit(1, 1).unwrap(), None);
+    forest.remove(3).unwrap();
+    assert_eq!(forest.snapshot_limit_hit(2, 3).unwrap(), None);
+    assert_eq!(forest.filesystem_limit_hit(2, 1).unwrap(), None);
+}
+
+#[test]
+fn owners_have_quotas_of_their_own() {
+    let quota = OwnerQuota { bytes: Some(100), objects: Some(2) };
+    let used = OwnerUse { bytes: 90, objects: 1 };
+    assert_eq!(quota.admits(&used, 10, 1), Ok(()));
+    assert_eq!(quota.admits(&used, 11, 0), Err(OwnerShortage::Bytes));
+    assert_eq!(quota.admits(&used, 0, 2), Err(OwnerShortage::Objects));
+    assert_eq!(quota.admits(&OwnerUse { bytes: 500, objects: 9 }, 0, 0), Ok(()));
+    assert_eq!((quota.available(&used), OwnerQuota::default().available(&used)), (10, u64::MAX));
+}

@@ -1,0 +1,438 @@
+//! The store: frames on devices. It writes, reads and frees frames, commits, cleans, scrubs, and knows how much room there is.
+//!
+//! Callers: trees (through [`Frames`]), the level of transaction groups (commit, free, log area), commands (scrub, inspect, add).
+//!
+//! Invariants:
+//! - A root is written only after everything that it names is durable; what it names is not written over while it is kept.
+//! - No lock that others need is held over I/O, compression or checksums. Order of locks: commit, cleaning, stream, table.
+//! - A failed write or sync suspends the store: nothing further is accepted, and the last durable root stays what it is.
+
+mod cleaning;
+mod commit;
+mod log_area;
+mod open;
+mod scrub;
+mod space;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+pub use cleaning::Cleaned;
+pub use commit::Commit;
+pub use log_area::LogArea;
+pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
+pub use scrub::{Checked, SegmentInfo};
+pub use space::{Claim, Space, Traffic};
+
+use crate::checksum;
+use crate::device::{Device, failed};
+use crate::error::{Damage, PoolError};
+use crate::frame::Header;
+use crate::frames::{Frames, NewFrame, Stream};
+use crate::label::{Identity, Place, Root};
+use crate::packing;
+use crate::pointer::{Compression, Pointer, Txg};
+use crate::segment::cleaner;
+use crate::segment::slots::{self, Slots};
+use crate::segment::stream::{Appender, Growth, Piece, State};
+use crate::segment::table::{Op, Table};
+use crate::segment::table_log::Young;
+
+type Result<T> = std::result::Result<T, PoolError>;
+
+/// Frames on the devices of one pool.
+pub struct Store {
+    devices: RwLock<Arc<Vec<Arc<dyn Device>>>>,
+    slot: u64,
+    writable: bool,
+    closed: AtomicBool,
+    map: RwLock<Map>,
+    metadata: Appender,
+    data: Appender,
+    survivors: Appender,
+    committed: Mutex<Committed>,
+    frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
+    durable: AtomicU64,
+    log: Vec<(Place, u32)>,
+    suspended: OnceLock<String>,
+    /// One writer at a time makes room for all that wait for slots.
+    relief: Mutex<()>,
+    /// Segments that cannot be cleaned: something in them is damaged.
+    uncleanable: Mutex<BTreeSet<u32>>,
+    sums: Sums,
+    /// The slop is never more than this; without effect outside tests of full pools.
+    slop_at_most: u64,
+}
+
+/// Where segments are and what is alive in them.
+#[derive(Debug, Default)]
+struct Map {
+    table: Table,
+    slots: Slots,
+    /// Frames of txgs that are not committed, as far as the table knows them.
+    young: Vec<Young>,
+    next_segment: u32,
+    /// What is lost at the ends of sealed segments, bytes; as of the last commit.
+    tails: u64,
+}
+
+/// What the last commit has left.
+struct Committed {
+    root: Root,
+    identity: Identity,
+    /// Frames of the newest full copy of the table.
+    pieces: Vec<Pointer>,
+    full_bytes: u64,
+    delta_bytes: u64,
+    open_table: Option<u32>,
+}
+
+/// A frame that is not used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Freed {
+    segment: u32,
+    index: u32,
+    units: u32,
+}
+
+/// Sums, in bytes.
+#[derive(Debug, Default)]
+struct Sums {
+    allocated: AtomicU64,
+    freeing: AtomicU64,
+    table: AtomicU64,
+    written_frames: AtomicU64,
+    written_survivors: AtomicU64,
+    written_table: AtomicU64,
+}
+
+impl Frames for Store {
+    fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
+        let place = self.find(pointer)?;
+        let (length, logical) = (pointer.stored as usize, pointer.logical as usize);
+        if u64::from(pointer.stored.max(pointer.logical)) > self.slot {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
+        }
+        let mut content: Arc<[u8]> = std::iter::repeat_n(0, logical).collect();
+        let Some(target) = Arc::get_mut(&mut content) else { return Err(PoolError::Format(Damage::Structure("a shared buffer"))) };
+        let whole = if pointer.compression == Compression::Off {
+            length == logical && {
+                self.read_stored(pointer, place, target)?;
+                true
+            }
+        } else {
+            let mut stored = vec![0; length];
+            self.read_stored(pointer, place, &mut stored)?;
+            packing::unpack(pointer.compression, &stored, target)
+        };
+        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
+            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
+        }
+        Ok(content)
+    }
+
+    fn expect(&self, pointers: &[Pointer]) {
+        let mut ranges: Vec<(u16, u64, u64)> = Vec::new();
+        {
+            let map = self.map.read();
+            for pointer in pointers {
+                if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
+                    let start = slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
+                    ranges.push((found.place.device, start, start + pointer.charged()));
+                }
+            }
+        }
+        let devices = Arc::clone(&self.devices.read());
+        // Neighbours in one request; the order of the caller otherwise.
+        let mut ranges = ranges.into_iter().peekable();
+        while let Some((device, start, mut end)) = ranges.next() {
+            while let Some((_, _, further)) = ranges.next_if(|(of, from, _)| *of == device && *from >= start && *from <= end + (64 << 10)) {
+                end = end.max(further);
+            }
+            if let Some(device) = devices.get(usize::from(device)) {
+                device.expect(start, end - start);
+            }
+        }
+    }
+
+    fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
+        self.usable()?;
+        let appender = match frame.stream {
+            Stream::Metadata => &self.metadata,
+            Stream::Data => &self.data,
+            Stream::Survivors | Stream::Table => return Err(PoolError::Refused("this stream is the store's own".to_owned())),
+        };
+        let logical = frame.content.len();
+        if logical == 0 || logical as u64 > self.largest_frame() {
+            return Err(PoolError::Refused(format!("a frame of {logical} bytes; 1 to {} are possible here", self.largest_frame())));
+        }
+        let checksum = checksum::content(frame.checksum, frame.content);
+        let packed = packing::pack(frame.packing, frame.content);
+        let (compression, stored) = packed.as_ref().map_or((Compression::Off, frame.content), |(how, packed)| (*how, packed.as_slice()));
+        let pointer = Pointer {
+            segment: 0,
+            index: 0,
+            offset: 0,
+            stored: stored.len() as u32,
+            logical: logical as u32,
+            kind: frame.kind,
+            compression,
+            checksum_kind: frame.checksum,
+            birth: frame.birth,
+            checksum,
+        };
+        let header = Header { pointer, owner: frame.owner };
+        let charged = pointer.charged();
+        self.admit(charged, if frame.stream == Stream::Data { Claim::Accepted } else { Claim::Metadata })?;
+        let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
+        self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
+        self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
+        Ok(written)
+    }
+}
+
+impl Store {
+    /// The longest content of a frame in this pool, bytes. Records of a quarter of that or less waste little at the ends of segments.
+    #[must_use]
+    pub fn largest_frame(&self) -> u64 {
+        (self.slot - 4096).min(16 << 20)
+    }
+
+    /// The length of slots, bytes.
+    #[must_use]
+    pub fn slot(&self) -> u64 {
+        self.slot
+    }
+
+    /// The last durable txg.
+    #[must_use]
+    pub fn durable(&self) -> Txg {
+        Txg(self.durable.load(Ordering::Acquire))
+    }
+
+    /// Why the store has stopped, if it has.
+    #[must_use]
+    pub fn suspended(&self) -> Option<&str> {
+        self.suspended.get().map(String::as_str)
+    }
+
+    /// The pool's identity, as on the labels.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.committed.lock().identity.clone()
+    }
+
+    /// The last durable root.
+    #[must_use]
+    pub fn root(&self) -> Root {
+        self.committed.lock().root.clone()
+    }
+
+    /// A frame is not used any more from this txg on: neither by its trees nor by a snapshot. Its room is free once that txg is durable and no
+    /// kept root can reach it.
+    pub fn free(&self, pointer: &Pointer, txg: Txg) {
+        self.free_named(pointer.segment, pointer.index, pointer.charged(), txg);
+    }
+
+    /// As [`Self::free`], with what lists of dead frames keep of a pointer: the name, and what it was charged, bytes.
+    pub fn free_named(&self, segment: u32, index: u32, charged: u64, txg: Txg) {
+        let units = (charged / u64::from(Pointer::UNIT)) as u32;
+        self.sums.freeing.fetch_add(charged, Ordering::Relaxed);
+        self.frees.lock().entry(txg).or_default().push(Freed { segment, index, units });
+    }
+
+    /// Nothing is written to a pool that is read-only, closed or has failed.
+    fn usable(&self) -> Result<()> {
+        if let Some(reason) = self.suspended.get() {
+            return Err(PoolError::Suspended { durable: self.durable(), reason: reason.clone() });
+        }
+        if !self.writable || self.closed.load(Ordering::Acquire) {
+            return Err(PoolError::Refused("the pool is not open for writing".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Stops everything: after a failed write nobody knows what the device holds.
+    fn suspend(&self, error: &PoolError) -> PoolError {
+        let reason = self.suspended.get_or_init(|| {
+            tracing::error!(%error, "the pool is suspended");
+            error.to_string()
+        });
+        PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
+    }
+
+    fn device(&self, number: u16) -> Result<Arc<dyn Device>> {
+        let devices = self.devices.read();
+        devices.get(usize::from(number)).cloned().ok_or(PoolError::Format(Damage::Structure("a device that the pool does not have")))
+    }
+
+    fn read_place(&self, place: Place, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let device = self.device(place.device)?;
+        device.read_at(buffer, slots::start(place, self.slot) + offset).map_err(|error| failed(&*device, "reading", error))
+    }
+
+    fn write_place(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+        let device = self.device(place.device)?;
+        device.write_at(bytes, slots::start(place, self.slot) + offset).map_err(|error| failed(&*device, "writing", error))
+    }
+
+    /// The place of the frame's header: which segment holds it, where that lies, the offset in it in bytes.
+    fn find(&self, pointer: &Pointer) -> Result<Location> {
+        let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
+        let found = self.map.read().table.find(pointer.segment, pointer.index, pointer.offset).ok_or(missing)?;
+        let offset = u64::from(found.offset) * u64::from(Pointer::UNIT);
+        if offset + pointer.charged() > self.slot {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("behind the end of its segment") });
+        }
+        Ok(Location { segment: found.segment, stream: found.stream, place: found.place, offset })
+    }
+
+    fn read_stored(&self, pointer: &Pointer, at: Location, buffer: &mut [u8]) -> Result<()> {
+        self.read_range(pointer.birth, at, u64::from(Pointer::HEADER), buffer)
+    }
+
+    /// Reads a part of a frame: from the device, or what is not there yet from memory.
+    fn read_range(&self, birth: Txg, at: Location, skip: u64, buffer: &mut [u8]) -> Result<()> {
+        let offset = at.offset + skip;
+        let missing: Vec<Range<usize>> = match at.stream {
+            // What was committed is on the device; and moved frames are found at their new place only once they are.
+            _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
+            Stream::Metadata => self.metadata.read(at.segment, offset, buffer),
+            Stream::Data => self.data.read(at.segment, offset, buffer),
+            Stream::Survivors | Stream::Table => std::iter::once(0..buffer.len()).collect(),
+        };
+        for range in missing {
+            let from = offset + range.start as u64;
+            if let Some(part) = buffer.get_mut(range) {
+                self.read_place(at.place, from, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a frame's content is not what it should be.
+    fn diagnose(&self, pointer: &Pointer, at: Location, unpacked: bool) -> Damage {
+        let mut header = [0; Pointer::HEADER as usize];
+        let read = self.read_range(pointer.birth, at, 0, &mut header);
+        match read.and_then(|()| Header::decode(&header)) {
+            Ok(header) if !header.is_of(pointer) => Damage::Header,
+            Err(_) => Damage::Header,
+            Ok(_) if !unpacked => Damage::Compression,
+            Ok(_) => Damage::Checksum,
+        }
+    }
+
+    /// Appends to a stream: opens segments as needed, and writes what is full after the lock is given up.
+    fn append<T>(&self, appender: &Appender, charged: u64, put: impl Fn(&mut State, &mut Vec<Arc<Piece>>) -> Option<T>) -> Result<T> {
+        let mut full = Vec::new();
+        let appended = loop {
+            let mut state = appender.lock();
+            if state.fits(charged, self.slot)
+                && let Some(appended) = put(&mut state, &mut full)
+            {
+                break appended;
+            }
+            if appender.may_open(&mut state) {
+                drop(state);
+                let opened = self.open_segment(appender);
+                appender.opened();
+                opened?;
+            }
+        };
+        self.write_pieces(appender, full)?;
+        Ok(appended)
+    }
+
+    /// Finds a slot, ends the stream's segment and begins one there.
+    fn open_segment(&self, appender: &Appender) -> Result<()> {
+        let (id, place) = self.take_slot(appender.stream)?;
+        let mut full = Vec::new();
+        let mut state = appender.lock();
+        let growth = state.seal(&mut full);
+        let learnt = self.learn(growth);
+        state.begin(id, place, 0, 0);
+        drop(state);
+        self.write_pieces(appender, full)?;
+        learnt.map_err(|error| self.suspend(&error))
+    }
+
+    fn take_slot(&self, stream: Stream) -> Result<(u32, Place)> {
+        loop {
+            {
+                let mut map = self.map.write();
+                if map.slots.free() > cleaner::reserve(stream)
+                    && let Some(place) = map.slots.take()
+                {
+                    let id = map.next_segment;
+                    map.next_segment =
+                        id.checked_add(1).ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
+                    map.table.apply(Op::Open { id, stream, place: vec![place] })?;
+                    return Ok((id, place));
+                }
+            }
+            if stream == Stream::Survivors {
+                return Err(PoolError::NoSpace);
+            }
+            self.relieve(stream)?;
+        }
+    }
+
+    /// Tells the table what a stream has added; under the stream's lock, so that nothing comes between.
+    fn learn(&self, growth: Growth) -> Result<()> {
+        if growth.ops.is_empty() {
+            return Ok(());
+        }
+        let mut map = self.map.write();
+        map.young.extend(growth.young);
+        growth.ops.into_iter().try_for_each(|op| map.table.apply(op))
+    }
+
+    fn write_pieces(&self, appender: &Appender, full: Vec<Arc<Piece>>) -> Result<()> {
+        let mut outcome = Ok(());
+        for piece in full {
+            let written = match &outcome {
+                Ok(()) => self.write_place(piece.place, u64::from(piece.start), &piece.bytes),
+                Err(_) => Err(PoolError::NoSpace),
+            };
+            appender.settle(&piece, written.is_ok());
+            match written {
+                Ok(()) => appender.recycle(piece),
+                Err(error) if outcome.is_ok() => outcome = Err(self.suspend(&error)),
+                Err(_) => {}
+            }
+        }
+        outcome
+    }
+
+    /// Writes all that a stream holds back, and waits until it is on the device (not durable).
+    fn flush(&self, appender: &Appender) -> Result<()> {
+        let mut full = Vec::new();
+        let mut state = appender.lock();
+        let growth = state.flush(&mut full);
+        let learnt = self.learn(growth);
+        drop(state);
+        self.write_pieces(appender, full)?;
+        learnt.map_err(|error| self.suspend(&error))?;
+        if appender.wait_settled() {
+            Ok(())
+        } else {
+            self.usable()?;
+            Err(self.suspend(&PoolError::Refused("a write of another thread has failed".to_owned())))
+        }
+    }
+}
+
+/// Where a frame was found.
+#[derive(Clone, Copy, Debug)]
+struct Location {
+    segment: u32,
+    stream: Stream,
+    place: Place,
+    offset: u64,
+}

@@ -1,0 +1,181 @@
+//! Cleaning: frames that live are copied out of segments in which much is dead, so that whole slots become free.
+//!
+//! Callers: a background thread of the level above (with a budget), and writers that find no slot. A moved frame is copied with its header, is
+//! checked before, and is believed at its new place only once it is on the device; the old place is given back when the commit that names the
+//! new one is durable.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::PoolError;
+use crate::frames::Stream;
+use crate::pointer::Pointer;
+use crate::segment::cleaner::{self, Pressure};
+use crate::segment::table::Op;
+
+use super::scrub::{Walked, check};
+use super::{Result, Store};
+
+/// Frames are told to the table after so many bytes were copied.
+const BATCH: u64 = 4 << 20;
+
+/// What a step of cleaning has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Frames moved.
+    pub frames: u64,
+    /// What these are charged, bytes.
+    pub bytes: u64,
+    /// Segments from which everything was moved; their slots are free after the next commits.
+    pub segments: u64,
+    /// Whether there is more to do now.
+    pub more: bool,
+}
+
+/// A frame on its way.
+struct Moving {
+    segment: u32,
+    index: u32,
+    from: (u32, u32),
+    to: (u32, u32),
+    units: u32,
+}
+
+impl Store {
+    /// Cleans while it pays, moving about this many bytes. Cheap when there is nothing to do.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`], [`PoolError::Device`] for a device that cannot be read.
+    pub fn clean_step(&self, budget: u64) -> Result<Cleaned> {
+        self.usable()?;
+        let mut done = Cleaned::default();
+        if let Some(mut uncleanable) = self.uncleanable.try_lock() {
+            self.clean(budget, &mut uncleanable, &mut done)?;
+        }
+        done.more = self.pressure() != Pressure::None && done.bytes > 0;
+        Ok(done)
+    }
+
+    fn clean(&self, budget: u64, uncleanable: &mut std::collections::BTreeSet<u32>, done: &mut Cleaned) -> Result<()> {
+        while done.bytes < budget {
+            let durable = self.durable().0;
+            let chosen = {
+                let map = self.map.read();
+                match cleaner::pressure(map.slots.free(), map.slots.total()) {
+                    Pressure::None => None,
+                    pressure => cleaner::choose(&map.table, self.slot, durable, pressure, &|id| uncleanable.contains(&id)),
+                }
+            };
+            let Some(id) = chosen else { break };
+            match self.move_out(id, budget, done) {
+                Ok(Outcome::Empty) => done.segments += 1,
+                Ok(Outcome::Damaged) => {
+                    uncleanable.insert(id);
+                }
+                Ok(Outcome::Budget) | Err(PoolError::NoSpace) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves what lives in a segment, until the budget is used up.
+    fn move_out(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<Outcome> {
+        let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
+        let walked = self.walk(id, true, &mut |frame| {
+            let Pointer { segment, index, birth, .. } = frame.header.pointer;
+            let offset = frame.offset / Pointer::UNIT;
+            if !self.map.read().table.lives_at(segment, index, id, offset) {
+                return Ok(true);
+            }
+            if check(&frame).is_some() {
+                intact = false;
+                return Ok(true);
+            }
+            let charged = frame.header.pointer.charged();
+            let put = |state: &mut crate::segment::stream::State, full: &mut Vec<Arc<_>>| {
+                state.append_moved(frame.raw_header, frame.stored, birth, full)
+            };
+            let to = self.append(&self.survivors, charged, put)?;
+            moving.push(Moving { segment, index, from: (id, offset), to, units: (charged / u64::from(Pointer::UNIT)) as u32 });
+            done.bytes += charged;
+            held += charged;
+            if held >= BATCH {
+                held = 0;
+                done.frames += self.publish(&mut moving)?;
+            }
+            Ok(done.bytes < budget)
+        });
+        // What was copied before anything went wrong is copied.
+        done.frames += self.publish(&mut moving)?;
+        let complete = walked?;
+        let left = self.map.read().table.segments().get(&id).is_some_and(|segment| segment.live_frames > 0);
+        Ok(match left {
+            false => Outcome::Empty,
+            true if intact && done.bytes >= budget => Outcome::Budget,
+            // Something could not be read, or the walk could not get past it.
+            true => {
+                tracing::warn!(segment = id, complete, "a segment cannot be cleaned: something in it is damaged");
+                Outcome::Damaged
+            }
+        })
+    }
+
+    /// Tells the table of copied frames, once they are on the device. Those freed or moved meanwhile are left out.
+    fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
+        self.flush(&self.survivors)?;
+        let mut map = self.map.write();
+        let mut published = 0;
+        for frame in moving.drain(..) {
+            if map.table.lives_at(frame.segment, frame.index, frame.from.0, frame.from.1) {
+                let op = Op::Move { segment: frame.segment, index: frame.index, to: frame.to.0, offset: frame.to.1, units: frame.units };
+                map.table.apply(op)?;
+                published += 1;
+                self.sums.written_survivors.fetch_add(u64::from(frame.units) * u64::from(Pointer::UNIT), Ordering::Relaxed);
+            }
+        }
+        Ok(published)
+    }
+
+    /// Gets slots for a writer that found none: cleans, and commits the moves.
+    pub(super) fn relieve(&self, stream: Stream) -> Result<()> {
+        let enough = || self.map.read().slots.free() > cleaner::reserve(stream);
+        let _one = self.relief.lock();
+        let mut fruitless = 0;
+        while !enough() {
+            self.usable()?;
+            let before = self.map.read().slots.free();
+            let mut done = Cleaned::default();
+            self.clean(self.slot * 8, &mut self.uncleanable.lock(), &mut done)?;
+            self.commit_moves()?;
+            // Survivors may fill a whole slot before the first is won.
+            fruitless = if self.map.read().slots.free() > before { 0 } else { fruitless + 1 };
+            if (done.bytes == 0 && fruitless > 1) || fruitless > 16 {
+                break;
+            }
+        }
+        if enough() { Ok(()) } else { Err(PoolError::NoSpace) }
+    }
+}
+
+enum Outcome {
+    Empty,
+    Budget,
+    Damaged,
+}
+
+impl<'a> Walked<'a> {
+    /// The frame as it lies there, for a copy.
+    pub(super) fn new(header: crate::frame::Header, offset: u32, raw_header: &'a [u8], stored: &'a [u8]) -> Self {
+        Self { header, offset, raw_header, stored }
+    }
+}
+
+#[cfg(test)]
+impl Store {
+    /// Moves what lives in a segment, whether it pays or not.
+    pub(super) fn move_out_for_tests(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<()> {
+        let _alone = self.uncleanable.lock();
+        self.move_out(id, budget, done).map(|_| ())
+    }
+}

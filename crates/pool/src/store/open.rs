@@ -1,0 +1,439 @@
+//! Making a pool, importing one, adding devices.
+//!
+//! An import reads labels, takes the newest root, reads the table that it names, and takes the frames of txgs after it for dead. Unless the pool
+//! was closed in order, nothing is appended to segments that were open: they are sealed where the root left them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::checksum;
+use crate::device::{Device, failed};
+use crate::error::{Damage, PoolError};
+use crate::frames::Stream;
+use crate::label::{self, Identity, LogStart, Member, Place, PoolState, Root};
+use crate::packing;
+use crate::pointer::{Pointer, Txg};
+use crate::segment::slots::{self, Slots};
+use crate::segment::stream::Appender;
+use crate::segment::table::{Op, Table};
+use crate::segment::table_log::{self, Young};
+
+use super::commit::{ROOT_DEVICES, release, tails};
+use super::{Committed, Map, Result, Store, Sums};
+
+/// The shortest device that a pool lies on, bytes.
+pub const MINIMUM_DEVICE: u64 = 64 << 20;
+
+/// What a new pool is to be.
+#[derive(Clone, Debug)]
+pub struct NewPool {
+    /// Its name.
+    pub name: String,
+    /// Its number: random.
+    pub guid: u64,
+    /// The machine: a number and a name.
+    pub host: (u64, String),
+    /// Now, seconds since 1970.
+    pub time: u64,
+}
+
+/// What an import may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Everything, from the newest root on.
+    ReadWrite,
+    /// Nothing is written, not even a label.
+    ReadOnly,
+    /// Everything, from the state after this txg on. Later roots are given up for good.
+    Rewind(Txg),
+}
+
+/// How a pool is imported.
+#[derive(Clone, Debug)]
+pub struct Import {
+    /// What may be done.
+    pub access: Access,
+    /// A new name for it.
+    pub name: Option<String>,
+    /// The machine: a number and a name.
+    pub host: (u64, String),
+    /// Now, seconds since 1970.
+    pub time: u64,
+}
+
+type Devices = Vec<Arc<dyn Device>>;
+
+fn refused<T>(why: impl Into<String>) -> Result<T> {
+    Err(PoolError::Refused(why.into()))
+}
+
+fn structure<T>(what: &'static str) -> Result<T> {
+    Err(PoolError::Format(Damage::Structure(what)))
+}
+
+/// A device's own number; told apart by the pool's and the device's place in it.
+fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
+    let mut name = b"device ".to_vec();
+    name.extend(pool.to_le_bytes());
+    name.extend((index as u64).to_le_bytes());
+    let [a, b, c, d, e, f, g, h, ..] = checksum::structure(&name);
+    Member { guid: u64::from_le_bytes([a, b, c, d, e, f, g, h]), length: device.length(), path: device.name().as_bytes().to_vec() }
+}
+
+impl Store {
+    /// Makes a pool on these devices; what was on them is lost.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for devices that are too short or too many, [`PoolError::Device`].
+    pub fn create(devices: Devices, new: &NewPool) -> Result<(Self, Root)> {
+        if devices.is_empty() {
+            return refused("a pool needs a device");
+        }
+        if let Some(short) = devices.iter().find(|device| device.length() < MINIMUM_DEVICE) {
+            return refused(format!(
+                "{}: too small: {} bytes; a device of a pool has at least {MINIMUM_DEVICE}",
+                short.name(),
+                short.length()
+            ));
+        }
+        let total: u64 = devices.iter().map(|device| device.length()).sum();
+        let identity = Identity {
+            revision: 1,
+            incompatible: 0,
+            read_only_compatible: 0,
+            compatible: 0,
+            pool: new.guid,
+            name: new.name.clone(),
+            state: PoolState::Active,
+            host: new.host.clone(),
+            time: new.time,
+            slot: slots::length(total),
+            index: 0,
+            members: devices.iter().enumerate().map(|(index, device)| member(new.guid, index, &**device)).collect(),
+        };
+        let first = identity.members.first().map_or(0, |member| slots::count(member.length, identity.slot));
+        let wanted = (total / 32).clamp(4 << 20, 64 << 20).div_ceil(identity.slot);
+        let log = vec![(Place { device: 0, slot: 0 }, u32::try_from(wanted).unwrap_or(u32::MAX).min(first / 4))];
+        let root = Root {
+            pool: new.guid,
+            generation: 0,
+            kept: 0,
+            txg: Txg(0),
+            time: new.time,
+            clean: false,
+            next_segment: 1,
+            catalog: None,
+            upper: Vec::new(),
+            log_start: LogStart::default(),
+            log,
+            table_segments: Vec::new(),
+            table: None,
+            deltas: Vec::new(),
+        };
+        let store = Self::assemble(devices, identity.clone(), root, Loaded::default(), true)?;
+        store.write_identities(&identity)?;
+        store.commit_root(&mut store.committed.lock(), None, false, true)?;
+        let root = store.root();
+        Ok((store, root))
+    }
+
+    /// Imports the pool on these devices, which may come in any order but must be all of it.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a txg that is not kept; [`PoolError::Format`] and
+    /// [`PoolError::Frame`] for damage; [`PoolError::Device`].
+    pub fn open(devices: Devices, import: &Import) -> Result<(Self, Root)> {
+        let (devices, mut identity) = in_order(devices)?;
+        let roots = all_roots(&devices, identity.pool)?;
+        let (root, later) = choose_root(roots, import.access)?;
+        let mut loaded = load(&devices, identity.slot, &root)?;
+        let writable = import.access != Access::ReadOnly;
+        settle(&mut loaded, root.clean && writable)?;
+        if writable {
+            for device in &devices {
+                if !later.is_empty() {
+                    label::erase_roots(&**device, &later)?;
+                }
+            }
+            identity.name = import.name.clone().unwrap_or(identity.name);
+            (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
+            identity.revision += 1;
+            for (member, device) in identity.members.iter_mut().zip(&devices) {
+                member.path = device.name().as_bytes().to_vec();
+            }
+        }
+        let store = Self::assemble(devices, identity.clone(), root, loaded, writable)?;
+        if writable {
+            store.write_identities(&identity)?;
+        }
+        let root = store.root();
+        Ok((store, root))
+    }
+
+    /// Adds a device; frames go to it from now on.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one too short; [`PoolError::Suspended`] if labels cannot be written.
+    pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
+        self.usable()?;
+        if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
+            return refused(format!("{}: too small for this pool: {} bytes", device.name(), device.length()));
+        }
+        let mut committed = self.committed.lock();
+        let mut identity = committed.identity.clone();
+        let added = member(identity.pool, identity.members.len(), &*device);
+        let count = slots::count(added.length, self.slot);
+        identity.members.push(added);
+        (identity.revision, identity.time) = (identity.revision + 1, time);
+        let mut devices = Devices::clone(&self.devices.read());
+        devices.push(device);
+        // The new device first: the others must not name one that does not know of it.
+        write_identities(&devices, &identity, true).map_err(|error| self.suspend(&error))?;
+        *self.devices.write() = Arc::new(devices);
+        self.map.write().slots.add_device(count);
+        committed.identity = identity;
+        Ok(())
+    }
+
+    /// Gives the pool another name.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if labels cannot be written.
+    pub fn rename(&self, name: &str, time: u64) -> Result<()> {
+        self.relabel(time, |identity| identity.name = name.to_owned())
+    }
+
+    /// Marks the pool as destroyed, after it was closed or instead of that: no import takes it without being told to.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if labels cannot be written.
+    pub fn destroy(&self, time: u64) -> Result<()> {
+        self.relabel(time, |identity| identity.state = PoolState::Destroyed)?;
+        self.closed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn relabel(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
+        self.usable()?;
+        let mut committed = self.committed.lock();
+        let mut identity = committed.identity.clone();
+        change(&mut identity);
+        (identity.revision, identity.time) = (identity.revision + 1, time);
+        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
+        committed.identity = identity;
+        Ok(())
+    }
+
+    pub(super) fn write_identities(&self, identity: &Identity) -> Result<()> {
+        let devices = Arc::clone(&self.devices.read());
+        write_identities(&devices, identity, false)
+    }
+
+    fn assemble(devices: Devices, identity: Identity, root: Root, loaded: Loaded, writable: bool) -> Result<Self> {
+        let mut slots = Slots::default();
+        for member in &identity.members {
+            slots.add_device(slots::count(member.length, identity.slot));
+        }
+        for (first, count) in &root.log {
+            for number in 0..*count {
+                slots.claim(Place { slot: first.slot.saturating_add(number), ..*first })?;
+            }
+        }
+        let table_places = root.table_segments.iter().flat_map(|segment| &segment.place);
+        for place in table_places.chain(loaded.table.segments().values().flat_map(|segment| &segment.place)) {
+            slots.claim(*place)?;
+        }
+        let sums = Sums { allocated: AtomicU64::new(loaded.table.live_bytes()), ..Sums::default() };
+        let table_frames = loaded.pieces.iter().chain(&root.table).chain(&root.deltas);
+        sums.table.store(table_frames.map(Pointer::charged).sum(), Ordering::Relaxed);
+        let mut map = Map { table: loaded.table, slots, young: Vec::new(), next_segment: root.next_segment, tails: 0 };
+        let mut root = root;
+        release(&mut map, &mut root)?;
+        map.tails = tails(&map, identity.slot);
+        let open_table =
+            root.table_segments.iter().rev().find(|segment| segment.dead_since.is_none() && root.clean).map(|segment| segment.id);
+        let streams = [Stream::Metadata, Stream::Data, Stream::Survivors].map(Appender::new);
+        for appender in &streams {
+            let open = map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
+            if let Some((id, segment)) = open
+                && let Some(place) = segment.place.first()
+            {
+                appender.lock().begin(*id, *place, segment.frames, segment.bytes);
+            }
+        }
+        let [metadata, data, survivors] = streams;
+        // The first commit writes the whole table: what was recorded here of an import that wrote nothing is in no delta.
+        let committed = Committed {
+            pieces: loaded.pieces,
+            full_bytes: 0,
+            delta_bytes: u64::from(u32::MAX),
+            open_table,
+            identity: identity.clone(),
+            root: root.clone(),
+        };
+        Ok(Self {
+            devices: RwLock::new(Arc::new(devices)),
+            slot: identity.slot,
+            writable,
+            closed: AtomicBool::new(false),
+            map: RwLock::new(map),
+            metadata,
+            data,
+            survivors,
+            durable: AtomicU64::new(root.txg.0),
+            log: root.log.clone(),
+            committed: Mutex::new(committed),
+            frees: Mutex::new(BTreeMap::new()),
+            suspended: OnceLock::new(),
+            relief: Mutex::new(()),
+            uncleanable: Mutex::default(),
+            sums,
+            slop_at_most: u64::MAX,
+        })
+    }
+}
+
+fn write_identities(devices: &Devices, identity: &Identity, last_first: bool) -> Result<()> {
+    let mut numbered: Vec<_> = devices.iter().enumerate().collect();
+    if last_first {
+        numbered.reverse();
+    }
+    for (index, device) in numbered {
+        let index = u16::try_from(index).or_else(|_| refused("too many devices"))?;
+        label::write_identity(&**device, &Identity { index, ..identity.clone() })?;
+    }
+    Ok(())
+}
+
+/// Sorts the devices by the newest identity among them, and checks that they are all and only those of one pool.
+fn in_order(devices: Devices) -> Result<(Devices, Identity)> {
+    let mut found = Vec::new();
+    for device in devices {
+        match label::probe(&*device)? {
+            Some(identity) => found.push((identity, device)),
+            None => return refused(format!("{}: not a device of a pool", device.name())),
+        }
+    }
+    let Some(newest) = found.iter().map(|(identity, _)| identity).max_by_key(|identity| identity.revision).cloned() else {
+        return refused("a pool needs a device");
+    };
+    let mut by_index = BTreeMap::new();
+    for (identity, device) in found {
+        let own = identity.members.get(usize::from(identity.index));
+        let listed = newest.members.get(usize::from(identity.index));
+        if identity.pool != newest.pool || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
+            return refused(format!("{}: belongs to another pool than the other devices", device.name()));
+        }
+        if listed.is_none_or(|listed| device.length() < listed.length) {
+            return refused(format!("{}: has become shorter: {} bytes", device.name(), device.length()));
+        }
+        if let Some(twin) = by_index.insert(identity.index, device) {
+            return refused(format!("{}: the same device of the pool twice", twin.name()));
+        }
+    }
+    let missing = newest.members.iter().enumerate().find(|(index, _)| !by_index.contains_key(&(*index as u16)));
+    if let Some((index, missing)) = missing {
+        return refused(format!("device {index} of pool {} is missing; it was at {}", newest.name, String::from_utf8_lossy(&missing.path)));
+    }
+    Ok((by_index.into_values().collect(), newest))
+}
+
+fn all_roots(devices: &Devices, pool: u64) -> Result<BTreeMap<u64, Root>> {
+    let mut all = BTreeMap::new();
+    for device in devices.iter().take(ROOT_DEVICES) {
+        all.extend(label::roots(&**device, pool)?.into_iter().map(|root| (root.generation, root)));
+    }
+    Ok(all)
+}
+
+/// The root to begin with, and the generations that are given up.
+fn choose_root(roots: BTreeMap<u64, Root>, access: Access) -> Result<(Root, Vec<u64>)> {
+    let Some((_, newest)) = roots.last_key_value() else { return refused("no root record of the pool can be read") };
+    let Access::Rewind(txg) = access else { return Ok((newest.clone(), Vec::new())) };
+    let kept: Vec<&Root> = roots.values().filter(|root| root.generation >= newest.kept).collect();
+    match kept.iter().rev().find(|root| root.txg == txg) {
+        Some(root) => Ok(((*root).clone(), roots.keys().copied().filter(|generation| *generation > root.generation).collect())),
+        None => {
+            let mut txgs: Vec<u64> = kept.iter().map(|root| root.txg.0).collect();
+            txgs.dedup();
+            let listed: Vec<String> = txgs.iter().map(u64::to_string).collect();
+            refused(format!("the state after txg {txg} is not kept; these are: {}", listed.join(", ")))
+        }
+    }
+}
+
+/// What was read of the table.
+#[derive(Debug, Default)]
+struct Loaded {
+    table: Table,
+    young: Vec<Young>,
+    pieces: Vec<Pointer>,
+}
+
+fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
+    let Some(table) = &root.table else { return structure("a root record without a segment table") };
+    let pieces = table_log::read_index(&read_table_frame(devices, slot, root, table)?)?;
+    let mut body = Vec::new();
+    for piece in &pieces {
+        body.extend(read_table_frame(devices, slot, root, piece)?);
+    }
+    let (mut table, mut young) = table_log::read_full(&body)?;
+    for delta in &root.deltas {
+        // Only the last commit's young frames are young still.
+        young = table_log::replay_delta(&read_table_frame(devices, slot, root, delta)?, &mut table)?;
+    }
+    let last = table
+        .segments()
+        .last_key_value()
+        .map_or(0, |(id, _)| *id)
+        .max(root.table_segments.iter().map(|segment| segment.id).max().unwrap_or(0));
+    if root.next_segment <= last {
+        return structure("the number of the next segment is in use");
+    }
+    Ok(Loaded { table, young, pieces })
+}
+
+/// Reads a frame of the table, which only the root's own list can find.
+pub(super) fn read_table_frame(devices: &[Arc<dyn Device>], slot: u64, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
+    let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
+    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment);
+    let Some(place) = segment.and_then(|segment| segment.place.first()) else {
+        return Err(damaged(Damage::Structure("its segment is not there")));
+    };
+    let Some(device) = devices.get(usize::from(place.device)) else { return Err(damaged(Damage::Structure("its device is not there"))) };
+    let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
+    if offset + pointer.charged() > slot || u64::from(pointer.logical) > slot {
+        return Err(damaged(Damage::Structure("behind the end of its segment")));
+    }
+    let mut stored = vec![0; pointer.stored as usize];
+    let from = slots::start(*place, slot) + offset + u64::from(Pointer::HEADER);
+    device.read_at(&mut stored, from).map_err(|error| failed(&**device, "reading", error))?;
+    let mut content = vec![0; pointer.logical as usize];
+    if !packing::unpack(pointer.compression, &stored, &mut content) {
+        return Err(damaged(Damage::Compression));
+    }
+    if checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
+        return Err(damaged(Damage::Checksum));
+    }
+    Ok(content)
+}
+
+/// Takes young frames for dead, and seals what was open unless it may be gone on with.
+fn settle(loaded: &mut Loaded, resume: bool) -> Result<()> {
+    for run in std::mem::take(&mut loaded.young) {
+        loaded.table.apply(Op::Free { segment: run.segment, index: run.index, count: run.count, units: run.units })?;
+    }
+    let open: Vec<(u32, Stream)> =
+        loaded.table.segments().iter().filter(|(_, segment)| !segment.sealed).map(|(id, segment)| (*id, segment.stream)).collect();
+    for (id, stream) in &open {
+        let last = open.iter().rev().find(|(_, of)| of == stream).is_some_and(|(last, _)| last == id);
+        if !(resume && last) {
+            loaded.table.apply(Op::Seal { id: *id })?;
+        }
+    }
+    Ok(())
+}

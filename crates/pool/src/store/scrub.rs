@@ -1,0 +1,254 @@
+//! Walks over segments: to verify every frame that lives, and to show what is there.
+//!
+//! Callers: `nacre pool scrub` and `nacre pool inspect` through the level above; the cleaner. No tree is needed: headers name frames and owners.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::checksum;
+use crate::error::{Damage, PoolError};
+use crate::frame::{self, Header};
+use crate::frames::{Owner, Stream};
+use crate::label::Place;
+use crate::packing;
+use crate::pointer::{Pointer, Txg};
+
+use super::open::read_table_frame;
+use super::{Result, Store};
+
+/// How much of a segment is read at once, bytes.
+const WINDOW: usize = 4 << 20;
+
+/// A frame met on a walk.
+pub(super) struct Walked<'a> {
+    pub(super) header: Header,
+    /// Where its header is in the segment, bytes.
+    pub(super) offset: u32,
+    pub(super) raw_header: &'a [u8],
+    pub(super) stored: &'a [u8],
+}
+
+/// What a scrub says of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// The frame's name: segment and number.
+    pub name: (u32, u32),
+    /// Whose it is; `None` where the header is lost.
+    pub owner: Option<Owner>,
+    /// What the header says; `None` where it is lost, and for what must be compared with the pointer.
+    pub header: Option<Header>,
+    /// The bytes that were read for it.
+    pub bytes: u64,
+    /// What is wrong with it, if anything is.
+    pub damage: Option<Damage>,
+}
+
+/// What is known of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentInfo {
+    /// Its number.
+    pub id: u32,
+    /// Its stream.
+    pub stream: Stream,
+    /// Whether it is full (or was left).
+    pub sealed: bool,
+    /// Where it lies; nowhere when all in it has moved.
+    pub place: Vec<Place>,
+    /// Frames written to it.
+    pub frames: u32,
+    /// How far it is written, bytes.
+    pub bytes: u32,
+    /// Frames alive in it.
+    pub live_frames: u32,
+    /// What these are charged, bytes.
+    pub live_bytes: u64,
+    /// Frames of its name that live elsewhere.
+    pub moved: u64,
+    /// The newest birth in it.
+    pub newest: Txg,
+    /// The generation since which it is dead.
+    pub dead_since: Option<u64>,
+}
+
+/// What is wrong with a frame by its own header.
+pub(super) fn check(frame: &Walked<'_>) -> Option<Damage> {
+    let Pointer { logical, compression, checksum_kind, checksum, .. } = frame.header.pointer;
+    let mut content = vec![0; logical as usize];
+    if !packing::unpack(compression, frame.stored, &mut content) {
+        return Some(Damage::Compression);
+    }
+    (checksum::content(checksum_kind, &content) != checksum).then_some(Damage::Checksum)
+}
+
+impl Store {
+    /// All segments but the table's own.
+    #[must_use]
+    pub fn segments(&self) -> Vec<SegmentInfo> {
+        let map = self.map.read();
+        let info = |(id, segment): (&u32, &crate::segment::table::Segment)| SegmentInfo {
+            id: *id,
+            stream: segment.stream,
+            sealed: segment.sealed,
+            place: segment.place.clone(),
+            frames: segment.frames,
+            bytes: segment.bytes,
+            live_frames: segment.live_frames,
+            live_bytes: u64::from(segment.live_units) * 16,
+            moved: segment.moved.len() as u64,
+            newest: segment.newest,
+            dead_since: segment.dead_since,
+        };
+        map.table.segments().iter().map(info).collect()
+    }
+
+    /// Shows the frames that lie in a segment, in their order, as far as it was committed: their headers, offsets (bytes) and whether they live.
+    /// Stops when the visitor returns `false`.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`]; [`PoolError::Refused`] for a segment that is not there.
+    pub fn inspect(&self, id: u32, visit: &mut dyn FnMut(&Header, u32, bool) -> bool) -> Result<()> {
+        if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.place.is_empty()) {
+            return Err(PoolError::Refused(format!("there is no segment {id} in the pool")));
+        }
+        let shown = self.walk(id, false, &mut |frame| {
+            let Pointer { segment, index, .. } = frame.header.pointer;
+            let lives = self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT);
+            Ok(visit(&frame.header, frame.offset, lives))
+        });
+        shown.map(|_| ())
+    }
+
+    /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop it by `false`. What is written meanwhile is not
+    /// looked at. Damage is told, not returned.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] for a device that cannot be read at all.
+    pub fn scrub(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<()> {
+        if !self.scrub_table(visit) {
+            return Ok(());
+        }
+        let ids: Vec<u32> = self.segments().into_iter().filter(|segment| segment.live_frames > 0).map(|segment| segment.id).collect();
+        for id in ids {
+            if !self.scrub_segment(id, visit)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
+        let (root, pieces) = {
+            let committed = self.committed.lock();
+            (committed.root.clone(), committed.pieces.clone())
+        };
+        let devices = Arc::clone(&self.devices.read());
+        pieces.iter().chain(&root.table).chain(&root.deltas).all(|pointer| {
+            let damage = match read_table_frame(&devices, self.slot, &root, pointer) {
+                Ok(_) => None,
+                Err(PoolError::Frame { damage, .. }) => Some(damage),
+                Err(_) => Some(Damage::Structure("it cannot be read")),
+            };
+            // A commit may have replaced it while it was read.
+            let current = || self.committed.lock().root.generation == root.generation;
+            let damage = damage.filter(|_| current());
+            visit(&Checked {
+                name: (pointer.segment, pointer.index),
+                owner: Some(Owner::default()),
+                header: None,
+                bytes: pointer.charged(),
+                damage,
+            })
+        })
+    }
+
+    fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
+        let mut missing = self.living(id);
+        let mut go_on = true;
+        self.walk(id, false, &mut |frame| {
+            let Pointer { segment, index, .. } = frame.header.pointer;
+            if !missing.remove(&(segment, index)) {
+                return Ok(true);
+            }
+            let damage = check(&frame).filter(|_| self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT));
+            let bytes = frame.header.pointer.charged();
+            go_on = visit(&Checked { name: (segment, index), owner: Some(frame.header.owner), header: Some(frame.header), bytes, damage });
+            Ok(go_on)
+        })?;
+        if go_on && !missing.is_empty() {
+            // Freed or moved while we looked, or not to be found by its header.
+            let now = self.living(id);
+            for name in missing.intersection(&now) {
+                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, damage: Some(Damage::Header) };
+                if !visit(&lost) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(go_on)
+    }
+
+    /// The names of all committed frames that live in a segment.
+    fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
+        let map = self.map.read();
+        let segments = map.table.segments();
+        match segments.get(&id) {
+            Some(segment) if segment.stream == Stream::Survivors => {
+                let moved = segments.iter().flat_map(|(of, segment)| segment.moved.iter().map(move |(index, (to, _))| (*of, *index, *to)));
+                moved.filter(|(_, _, to)| *to == id).map(|(of, index, _)| (of, index)).collect()
+            }
+            Some(segment) => (0..segment.frames).filter(|index| !segment.dead.get(*index)).map(|index| (id, index)).collect(),
+            None => BTreeSet::new(),
+        }
+    }
+
+    /// Visits the frames of a segment in their order; `true` if it came to the end. What is no header is passed over in search of the next one,
+    /// unless `strict`: then the walk ends there, because file content may look like a frame.
+    pub(super) fn walk(&self, id: u32, strict: bool, visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>) -> Result<bool> {
+        let found =
+            self.map.read().table.segments().get(&id).map(|segment| (segment.place.first().copied(), segment.bytes, segment.stream));
+        let Some((Some(place), end, stream)) = found else { return Ok(true) };
+        let unit = Pointer::UNIT as usize;
+        let (mut at, mut start, mut window) = (0usize, 0usize, Vec::new());
+        let end = end as usize;
+        while at + frame::LENGTH <= end {
+            self.slide(place, &mut window, &mut start, at, at + frame::LENGTH, end)?;
+            let header = window.get(at - start..).map(Header::decode);
+            let fits = |header: &Header| {
+                let Pointer { segment, stored, logical, .. } = header.pointer;
+                let own = stream == Stream::Survivors || segment == id;
+                own && at as u64 + header.pointer.charged() <= end as u64 && u64::from(stored.max(logical)) <= self.slot
+            };
+            let Some(header) = header.and_then(std::result::Result::ok).filter(fits) else {
+                let next = (at + 1).next_multiple_of(4096).min(end);
+                self.slide(place, &mut window, &mut start, at, next, end)?;
+                let padding = window.get(at - start..next - start).is_some_and(|rest| rest.iter().all(|byte| *byte == 0));
+                match (padding, strict) {
+                    (true, _) => at = next,
+                    (false, true) => return Ok(false),
+                    (false, false) => at += unit,
+                }
+                continue;
+            };
+            let whole = header.pointer.charged() as usize;
+            self.slide(place, &mut window, &mut start, at, at + whole, end)?;
+            let frame = window.get(at - start..at - start + frame::LENGTH + header.pointer.stored as usize);
+            let Some((raw_header, stored)) = frame.and_then(|frame| frame.split_at_checked(frame::LENGTH)) else { return Ok(false) };
+            if !visit(Walked::new(header, at as u32, raw_header, stored))? {
+                return Ok(false);
+            }
+            at += whole;
+        }
+        Ok(true)
+    }
+
+    /// Makes the window hold `from..to` of a segment.
+    fn slide(&self, place: Place, window: &mut Vec<u8>, start: &mut usize, from: usize, to: usize, end: usize) -> Result<()> {
+        if from >= *start && to <= *start + window.len() {
+            return Ok(());
+        }
+        let length = (to - from).max(WINDOW).min(end - from);
+        window.resize(length, 0);
+        *start = from;
+        self.read_place(place, from as u64, window)
+    }
+}

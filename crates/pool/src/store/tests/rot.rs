@@ -1,0 +1,111 @@
+//! Bits that flip: found, told, never returned as content.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::segment::slots;
+
+#[test]
+fn every_flipped_bit_is_found_and_named() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    let frames: Vec<_> = (0..60u64).map(|number| (put(&store, 1, number, 200 + number as usize * 301).unwrap(), number)).collect();
+    commit(&store, 1).unwrap();
+    let mut random = 1u64;
+    for (pointer, number) in &frames {
+        let length = 200 + *number as usize * 301;
+        let place = store.segments().iter().find(|segment| segment.id == pointer.segment).unwrap().place[0];
+        let start = slots::start(place, store.slot()) + u64::from(pointer.offset) * 16;
+        for part in 0..6u64 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(11);
+            let within = if part < 3 { (random >> 33) % 80 } else { 80 + (random >> 33) % u64::from(pointer.stored) };
+            sims[0].rot(start + within, part as u8);
+            match store.read(pointer) {
+                Ok(read) => {
+                    assert!(*read == *content(*number, length), "wrong content was returned");
+                    // Packed content has bits that mean nothing: it unpacks to the same.
+                    if within >= 80 {
+                        assert_ne!(pointer.compression, Compression::Off);
+                        sims[0].rot(start + within, part as u8);
+                        continue;
+                    }
+                }
+                Err(PoolError::Frame { pointer: named, damage }) => {
+                    assert!(named == *pointer && within >= 80);
+                    assert!(damage == Damage::Checksum || damage == Damage::Compression, "{damage}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+            let (mut damaged, mut fine) = (Vec::new(), 0);
+            store
+                .scrub(&mut |frame| {
+                    match frame.damage {
+                        Some(_) => damaged.push((frame.name, frame.owner)),
+                        None => fine += u64::from(frame.header.is_some()),
+                    }
+                    true
+                })
+                .unwrap();
+            assert_eq!(damaged.len(), 1, "frame {pointer}, byte {within}");
+            assert_eq!(fine, frames.len() as u64 - 1);
+            assert_eq!(damaged[0].0, (pointer.segment, pointer.index));
+            assert_eq!(damaged[0].1.map(|owner| owner.object), (within >= 80).then_some(*number));
+            sims[0].rot(start + within, part as u8);
+        }
+    }
+}
+
+#[test]
+fn damaged_frames_are_not_moved_and_the_others_are() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    let frames: Vec<_> = (0..20u64).map(|at| (put(&store, 1, at * 5 + 1, 60_000).unwrap(), at * 5 + 1)).collect();
+    commit(&store, 1).unwrap();
+    let id = frames[0].0.segment;
+    let place = store.segments().iter().find(|segment| segment.id == id).unwrap().place[0];
+    sims[0].rot(slots::start(place, store.slot()) + u64::from(frames[3].0.offset) * 16 + 1000, 1);
+    store.move_out_for_tests(id, 64 * MIB, &mut Cleaned::default()).unwrap();
+    commit(&store, 2).unwrap();
+    let moved = store.segments().iter().find(|segment| segment.id == id).unwrap().clone();
+    assert_eq!(moved.live_frames, 1, "the damaged frame stays where it is");
+    for (at, (pointer, number)) in frames.iter().enumerate() {
+        match store.read(pointer) {
+            Ok(read) => assert!(at != 3 && *read == *content(*number, 60_000)),
+            Err(error) => assert!(at == 3, "{error}"),
+        }
+    }
+    let mut told = BTreeSet::new();
+    store
+        .inspect(id, &mut |header, _, lives| {
+            if lives { told.insert(header.pointer.index) } else { true }
+        })
+        .unwrap();
+    assert_eq!(told, BTreeSet::from([frames[3].0.index]));
+    assert!(store.inspect(9999, &mut |_, _, _| true).is_err());
+}
+
+#[test]
+fn rot_in_labels_and_table_is_survived_or_told() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    let pointer = put(&store, 1, 1, 5000).unwrap();
+    commit(&store, 1).unwrap();
+    let root = store.root();
+    drop(store);
+    // Three of four copies of the newest root.
+    let places = crate::label::places(64 * MIB);
+    for place in &places[..3] {
+        sims[0].rot(place + crate::label::RING_AT + root.generation % crate::label::RING * 4096 + 50, 2);
+    }
+    let (store, again) = open(&sims, Access::ReadOnly).unwrap();
+    assert_eq!(again.generation, root.generation);
+    assert_eq!(*store.read(&pointer).unwrap(), *content(1, 5000));
+    drop(store);
+    // The table itself: an import must say so, and an older state is there for a rewind.
+    let table = root.deltas.last().copied().or(root.table).unwrap();
+    let place = root.table_segments.iter().find(|segment| segment.id == table.segment).unwrap().place[0];
+    sims[0].rot(slots::start(place, MIB) + u64::from(table.offset) * 16 + 82, 1);
+    assert!(matches!(open(&sims, Access::ReadWrite), Err(PoolError::Frame { .. })));
+    let (_, older) = open(&sims, Access::Rewind(Txg(0))).unwrap();
+    assert_eq!(older.txg, Txg(0));
+}

@@ -1,0 +1,300 @@
+//! Copy-on-write B+trees whose nodes are frames. A tree maps keys (bytes, in their order) to values; each dataset is one, and so is the catalog.
+//!
+//! Callers: the catalog and the dataset layer, which put rows; commits; snapshots, `check` and destroying, which walk roots.
+//!
+//! ```text
+//!  tree      a live tree, views of it, settings           here
+//!  look      rows by key, first and last ones             look
+//!  change    put, remove, split, merge                    change
+//!  commit    freeze, write out, settle                    commit
+//!  cursor    scans with read-ahead                        cursor
+//!  walk,diff all frames of a root; what two roots differ  walk, diff
+//!  load      sorted rows straight into full leaves        load
+//!  node,page what a node is in memory and on a device     node, page
+//! ```
+//!
+//! # How to share a tree
+//! A [`Tree`] is changed through `&mut` by one writer at a time and read through `&` by any number of readers: put it behind a reader-writer lock.
+//! Look-ups take the lock for reading and borrow; scans take a [`View`] and let the lock go. A view costs its taker one reference count, and the writer
+//! one copy of each node that it then changes for the first time: take one per scan, not one per look-up. So that nobody waits for a device under the
+//! lock, ask [`Tree::needs`] first and [`Context::fetch`] what it names outside.
+//!
+//! # Commits
+//! [`Tree::freeze`] under the same barrier as all trees of a txg, [`Frozen::write_out`] in the background while the live tree changes on,
+//! [`Tree::settle`] when it is written; freezes are written out and settled in their order. [`Tree::take_dead`] says then what the txg freed.
+//!
+//! # Invariants
+//! - A frame is written once, and is dead once: when the node it holds is replaced or dropped in the live tree.
+//! - A node that a freeze holds is never changed; the live tree copies it.
+//! - An error on the way leaves the rows as they were (a range may be removed in part).
+
+pub(crate) mod change;
+pub mod commit;
+pub mod cursor;
+pub mod diff;
+pub mod load;
+mod look;
+pub(crate) mod node;
+pub(crate) mod page;
+pub mod walk;
+
+use std::sync::Arc;
+
+pub use commit::{Frozen, Written};
+pub use cursor::Cursor;
+pub use load::Loader;
+pub use look::Fetch;
+
+use crate::cache::Cache;
+use crate::error::PoolError;
+use crate::frames::Frames;
+use crate::pointer::{Pointer, Txg};
+use change::{Change, Dead};
+use node::{Child, Node};
+use page::{MAX_CONTENT, ROW_HEADER};
+
+/// A row: key and value.
+pub type Row<'a> = (&'a [u8], &'a [u8]);
+
+/// Where nodes come from: passed to everything that may have to read one.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The frames.
+    pub frames: &'a dyn Frames,
+    /// The cache in front of them.
+    pub cache: &'a Cache,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").finish_non_exhaustive()
+    }
+}
+
+impl Context<'_> {
+    pub(crate) fn node(&self, pointer: &Pointer, level: Option<u8>) -> Result<Arc<Node>, PoolError> {
+        self.cache.node(self.frames, pointer, level)
+    }
+
+    /// Reads into the cache what [`Tree::needs`] named.
+    ///
+    /// # Errors
+    /// Those of [`Frames::read`], and damage.
+    pub fn fetch(&self, fetch: &Fetch) -> Result<(), PoolError> {
+        self.node(&fetch.pointer, fetch.level).map(|_| ())
+    }
+}
+
+/// How a tree is laid out. Not stored: trees of other settings are read as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    page: usize,
+}
+
+impl Default for Settings {
+    /// Nodes of 32 KiB.
+    fn default() -> Self {
+        Self { page: 32 << 10 }
+    }
+}
+
+impl Settings {
+    /// Nodes of at most so many bytes, 256 to 65,536. Tests use small ones: high trees of few rows.
+    #[must_use]
+    pub fn with_page(page: usize) -> Self {
+        Self { page: page.clamp(256, MAX_CONTENT) }
+    }
+
+    /// The most that a node takes, bytes.
+    #[must_use]
+    pub fn page(&self) -> usize {
+        self.page
+    }
+
+    /// The longest key, bytes.
+    #[must_use]
+    pub fn longest_key(&self) -> usize {
+        (self.page / 8).min(1024)
+    }
+
+    /// The most that key and value may take together, bytes.
+    #[must_use]
+    pub fn longest_row(&self) -> usize {
+        self.page / 4 - ROW_HEADER
+    }
+
+    fn check(&self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        if key.len() > self.longest_key() {
+            return Err(PoolError::Refused(format!("a key of {} bytes: at most {}", key.len(), self.longest_key())));
+        }
+        if key.len() + value.len() > self.longest_row() {
+            return Err(PoolError::Refused(format!("a row of {} bytes: at most {}", key.len() + value.len(), self.longest_row())));
+        }
+        Ok(())
+    }
+}
+
+/// A tree that can be changed.
+#[derive(Debug)]
+pub struct Tree {
+    root: Option<Child>,
+    /// The dataset whose tree it is, for the headers of its frames.
+    dataset: u64,
+    settings: Settings,
+    /// Rises with each freeze: nodes of an older one are held by somebody else.
+    generation: u64,
+    /// Something was put or removed since the last freeze.
+    changed: bool,
+    dead: Dead,
+    /// What the dirty nodes of this generation take in memory, bytes.
+    dirty: u64,
+    /// The same of freezes that are not settled yet, by their generation.
+    unsettled: Vec<(u64, u64)>,
+}
+
+/// A tree as it was at one moment: a kept root, or the live tree when the view was taken. Cheap to clone and to send to other threads.
+///
+/// A view names frames and does not keep them: whoever gives dead frames' room away waits for the views that were taken before they died.
+#[derive(Clone, Debug, Default)]
+pub struct View {
+    root: Option<Child>,
+}
+
+impl Tree {
+    /// A tree without rows.
+    #[must_use]
+    pub fn empty(dataset: u64, settings: Settings) -> Self {
+        Self::open(None, dataset, settings)
+    }
+
+    /// A stored tree; nothing is read yet.
+    #[must_use]
+    pub fn open(root: Option<Pointer>, dataset: u64, settings: Settings) -> Self {
+        Self {
+            root: root.map(Child::Clean),
+            dataset,
+            settings,
+            generation: 1,
+            changed: false,
+            dead: Dead::default(),
+            dirty: 0,
+            unsettled: Vec::new(),
+        }
+    }
+
+    /// Writes sorted rows straight to full leaves, with the memory of one node per level; the root that [`Loader::finish`] returns is opened then.
+    pub fn load_sorted<'a>(ctx: Context<'a>, dataset: u64, settings: Settings, form: commit::Form) -> Loader<'a> {
+        Loader::new(ctx, dataset, settings, form)
+    }
+
+    /// The settings it was opened with.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.settings
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.root.is_none()
+    }
+
+    /// The stored root, if nothing was changed since: outer none for a changed tree, inner none for an empty one.
+    #[must_use]
+    pub fn stored_root(&self) -> Option<Option<Pointer>> {
+        match &self.root {
+            None => Some(None),
+            Some(Child::Clean(pointer)) => Some(Some(*pointer)),
+            Some(Child::Dirty(_)) => None,
+        }
+    }
+
+    /// The tree as it is now, for scans while it changes on.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View { root: self.root.clone() }
+    }
+
+    /// What nodes take in memory that are not stored and settled, bytes.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty + self.unsettled.iter().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// Puts a row, in place of the one with the same key if there is one. The same `txg` or a higher one than in the call before.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a row that is too long, and those of reading nodes.
+    pub fn put(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        self.settings.check(key, value)?;
+        let (mut change, root) = self.change(ctx, txg);
+        change.put_root(root, key, value)
+    }
+
+    /// Removes a row. Returns whether there was one; a tree without it is not changed.
+    ///
+    /// # Errors
+    /// Those of reading nodes.
+    pub fn remove(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8]) -> Result<bool, PoolError> {
+        if !self.get_with(ctx, key, |value| value.is_some())? {
+            return Ok(false);
+        }
+        let (mut change, root) = self.change(ctx, txg);
+        change.remove_root(root, key)?;
+        Ok(true)
+    }
+
+    /// Removes the rows at `from` and before `to` (none: to the end). Leaves that go whole are not read, only named. Returns whether there was a row.
+    ///
+    /// # Errors
+    /// Those of reading nodes; some of the rows may be gone then.
+    pub fn remove_range(&mut self, ctx: &Context<'_>, txg: Txg, from: &[u8], to: Option<&[u8]>) -> Result<bool, PoolError> {
+        let mut cursor = self.view().cursor(*ctx, from, to)?;
+        if cursor.next()?.is_none() {
+            return Ok(false);
+        }
+        // The cursor holds the root: it must go before the tree is changed, or the change would copy what it could change in place.
+        drop(cursor);
+        let (mut change, root) = self.change(ctx, txg);
+        change.remove_range_root(root, from, to)?;
+        Ok(true)
+    }
+
+    /// The frames that this tree does not reach any more by what was done up to `txg`. Call it after the freeze before this txg's is settled.
+    pub fn take_dead(&mut self, txg: Txg) -> Vec<Pointer> {
+        self.dead.take(txg)
+    }
+
+    fn change<'t>(&'t mut self, ctx: &'t Context<'t>, txg: Txg) -> (Change<'t>, &'t mut Option<Child>) {
+        self.changed = true;
+        let change =
+            Change { ctx, txg, generation: self.generation, page: self.settings.page, dead: &mut self.dead, dirty: &mut self.dirty };
+        (change, &mut self.root)
+    }
+}
+
+impl View {
+    /// A stored tree, for reading.
+    #[must_use]
+    pub fn at(root: Option<Pointer>) -> Self {
+        Self { root: root.map(Child::Clean) }
+    }
+
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.root.is_none()
+    }
+}
+
+/// The key after all that begin with `prefix`: the end of their range. None where there is no such key.
+#[must_use]
+pub fn after_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
+    let mut key = prefix.get(..=last)?.to_vec();
+    *key.last_mut()? += 1;
+    Some(key)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Commits: a tree is frozen in no time, written out while it changes on, and settled.
+//!
+//! Callers: the commit of a txg, for each tree that changed in it.
+//!
+//! Invariants:
+//! - Children are written before the node that names them: a root that was returned reaches only frames that were written.
+//! - A dirty node is written by the first freeze that holds it; later ones use where it went.
+//! - After settling, the live tree holds no node in memory that is stored; the cache does, as long as there is room.
+
+use std::sync::Arc;
+
+use super::node::{BROKEN, Body, Child, Node, header};
+use super::{Context, Tree, View};
+use crate::error::PoolError;
+use crate::frames::{NewFrame, Owner, Packing, Stream};
+use crate::pointer::{ChecksumKind, Pointer, Txg};
+
+/// How nodes are written.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The txg that is committed.
+    pub txg: Txg,
+    /// How to pack.
+    pub packing: Packing,
+    /// How to check.
+    pub checksum: ChecksumKind,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The root; none for a tree without rows.
+    pub root: Option<Pointer>,
+    /// What the new frames are charged ([`Pointer::charged`]), bytes.
+    pub bytes: u64,
+    /// How many frames were written.
+    pub frames: u64,
+}
+
+/// A tree as it was when it was frozen. It keeps its nodes in memory: drop it when it is settled.
+#[derive(Debug)]
+pub struct Frozen {
+    root: Option<Child>,
+    generation: u64,
+    dataset: u64,
+    /// Something was put or removed since the freeze before. The root may be clean all the same: what was removed may have left only what is stored.
+    changed: bool,
+}
+
+impl Tree {
+    /// Keeps the tree as it is for a commit. Takes no time that depends on the tree's size.
+    pub fn freeze(&mut self) -> Frozen {
+        let changed = std::mem::take(&mut self.changed);
+        let frozen = Frozen { root: self.root.clone(), generation: self.generation, dataset: self.dataset, changed };
+        self.unsettled.push((self.generation, self.dirty));
+        self.dirty = 0;
+        self.generation += 1;
+        frozen
+    }
+
+    /// A freeze was written out: its nodes are let go, and what the live tree replaced of it is dead.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a freeze that was not written out; nothing is changed then.
+    pub fn settle(&mut self, frozen: &Frozen) -> Result<(), PoolError> {
+        if let Some(Child::Dirty(root)) = &frozen.root
+            && root.stored.get().is_none()
+        {
+            return Err(PoolError::Refused("a freeze is settled before it is written out".to_owned()));
+        }
+        if let Some(root) = &mut self.root {
+            settle(root, frozen.generation, self.generation, &mut self.dirty);
+        }
+        self.dead.settle(frozen.generation);
+        self.unsettled.retain(|(generation, _)| *generation > frozen.generation);
+        Ok(())
+    }
+}
+
+/// Whether something at this child changes by settling.
+fn is_due(child: &Child, settled: u64, live: u64) -> bool {
+    match child {
+        Child::Clean(_) => false,
+        Child::Dirty(node) => node.generation == live || (node.generation <= settled && node.stored.get().is_some()),
+    }
+}
+
+fn settle(child: &mut Child, settled: u64, live: u64, dirty: &mut u64) {
+    let Child::Dirty(node) = child else { return };
+    if node.generation <= settled {
+        if let Some(pointer) = node.stored.get() {
+            *child = Child::Clean(*pointer);
+        }
+        return;
+    }
+    // A node of a freeze between is settled with that one: as a whole, since it must stay the node that is written.
+    let Body::Inner(inner) = &node.body else { return };
+    if node.generation != live || !inner.children.iter().any(|child| is_due(child, settled, live)) {
+        return;
+    }
+    if Arc::get_mut(node).is_none() {
+        // A view holds it.
+        let copy = node.thaw(live);
+        *dirty = (*dirty + copy.cost()).saturating_sub(node.cost());
+        *node = Arc::new(copy);
+    }
+    if let Some(Node { body: Body::Inner(inner), .. }) = Arc::get_mut(node) {
+        for child in &mut inner.children {
+            settle(child, settled, live, dirty);
+        }
+    }
+}
+
+impl Frozen {
+    /// The frozen tree, for reading.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View { root: self.root.clone() }
+    }
+
+    /// Whether the root may differ from that of the freeze before, or is not written out yet: whether there is anything to commit.
+    #[must_use]
+    pub fn is_dirty(&self) -> bool {
+        self.changed || matches!(&self.root, Some(Child::Dirty(node)) if node.stored.get().is_none())
+    }
+
+    /// Writes the nodes that are not stored yet, in the order of their keys, each inner node behind its children. By one thread at a time; after an
+    /// error it may be called again, and goes on.
+    ///
+    /// # Errors
+    /// Those of [`crate::Frames::write`].
+    pub fn write_out(&self, ctx: &Context<'_>, form: Form) -> Result<Written, PoolError> {
+        let mut writer = Writer { ctx, form, dataset: self.dataset, bytes: 0, frames: 0 };
+        let root = match &self.root {
+            Some(root) => Some(writer.child(root)?),
+            None => None,
+        };
+        Ok(Written { root, bytes: writer.bytes, frames: writer.frames })
+    }
+}
+
+/// Writes nodes and keeps them in the cache.
+pub(super) struct Writer<'a> {
+    pub(super) ctx: &'a Context<'a>,
+    pub(super) form: Form,
+    pub(super) dataset: u64,
+    pub(super) bytes: u64,
+    pub(super) frames: u64,
+}
+
+impl Writer<'_> {
+    fn child(&mut self, child: &Child) -> Result<Pointer, PoolError> {
+        let node = match child {
+            Child::Clean(pointer) => return Ok(*pointer),
+            Child::Dirty(node) => node,
+        };
+        if let Some(pointer) = node.stored.get() {
+            return Ok(*pointer);
+        }
+        let pointers = match &node.body {
+            Body::Leaf(_) => Vec::new(),
+            Body::Inner(inner) => inner.children.iter().map(|child| self.child(child)).collect::<Result<_, _>>()?,
+        };
+        let pointer = self.node(node, &pointers)?;
+        node.stored.set(pointer).map_err(|_| BROKEN)?;
+        Ok(pointer)
+    }
+
+    /// Writes one node whose children have their pointers.
+    pub(super) fn node(&mut self, node: &Node, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
+        let mut content = Vec::new();
+        match &node.body {
+            Body::Leaf(leaf) => {
+                content.reserve_exact(leaf.used());
+                content.extend_from_slice(&header(0, leaf.len()));
+                leaf.encode(&mut content);
+            }
+            Body::Inner(inner) => inner.encode(pointers, &mut content),
+        }
+        let pointer = self.ctx.frames.write(&NewFrame {
+            stream: Stream::Metadata,
+            kind: node.kind(),
+            owner: Owner { dataset: self.dataset, object: 0, offset: u64::from(node.level()) },
+            birth: self.form.txg,
+            content: &content,
+            packing: self.form.packing,
+            checksum: self.form.checksum,
+        })?;
+        self.bytes += pointer.charged();
+        self.frames += 1;
+        let body = match &node.body {
+            Body::Leaf(leaf) => Body::Leaf(leaf.settled(content.into())),
+            Body::Inner(inner) => Body::Inner(inner.settled(pointers)),
+        };
+        self.ctx.cache.insert_node(&pointer, Arc::new(Node::new(0, body)));
+        Ok(pointer)
+    }
+}

@@ -1,0 +1,241 @@
+//! Rows by key, without changing anything: the first, the last, the one at a key, the one before it.
+//!
+//! Callers: the dataset layer, through [`Tree`] and [`View`].
+//!
+//! Invariant: looking never copies a node: dirty nodes are borrowed, clean ones are held while they are used.
+
+use std::sync::Arc;
+
+use super::node::{BROKEN, Body, Child, Node};
+use super::{Context, Row, Tree, View};
+use crate::cache::Cache;
+use crate::error::PoolError;
+use crate::pointer::Pointer;
+
+/// A node that a look-up needs and that is not in the cache: for [`Context::fetch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    pub(super) pointer: Pointer,
+    pub(super) level: Option<u8>,
+}
+
+/// Which way down.
+#[derive(Clone, Copy)]
+enum Way<'k> {
+    To(&'k [u8]),
+    First,
+    Last,
+}
+
+impl Way<'_> {
+    fn step<'n>(&self, node: &'n Node) -> Result<Step<'n>, PoolError> {
+        let inner = match &node.body {
+            Body::Leaf(_) => return Ok(Step::Leaf),
+            Body::Inner(inner) => inner,
+        };
+        let at = match self {
+            Self::To(key) => inner.find(key),
+            Self::First => 0,
+            Self::Last => inner.len().saturating_sub(1),
+        };
+        Ok(Step::Child(inner.child(at).ok_or(BROKEN)?, inner.level().checked_sub(1).ok_or(BROKEN)?))
+    }
+}
+
+enum Step<'n> {
+    Leaf,
+    Child(&'n Child, u8),
+}
+
+/// Goes down to a leaf and hands it over.
+fn descend<R>(ctx: &Context<'_>, root: &Child, way: Way<'_>, then: impl FnOnce(&Node) -> R) -> Result<R, PoolError> {
+    let mut child = root;
+    let mut level = None;
+    // Dirty nodes are above, and borrowed; from the first clean one on all are clean.
+    let mut node: Arc<Node> = loop {
+        match child {
+            Child::Clean(pointer) => break ctx.node(pointer, level)?,
+            Child::Dirty(node) => match way.step(node)? {
+                Step::Leaf => return Ok(then(node)),
+                Step::Child(next, below) => (child, level) = (next, Some(below)),
+            },
+        }
+    };
+    loop {
+        node = match way.step(&node)? {
+            Step::Leaf => return Ok(then(&node)),
+            Step::Child(Child::Clean(pointer), below) => ctx.node(pointer, Some(below))?,
+            // Not below a node that was read, but no harm either.
+            Step::Child(Child::Dirty(next), _) => Arc::clone(next),
+        };
+    }
+}
+
+fn value<'n>(node: &'n Node, key: &[u8]) -> Option<&'n [u8]> {
+    match &node.body {
+        Body::Leaf(leaf) => leaf.get(key),
+        Body::Inner(_) => None,
+    }
+}
+
+fn get_with<R>(root: Option<&Child>, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<&[u8]>) -> R) -> Result<R, PoolError> {
+    match root {
+        None => Ok(then(None)),
+        Some(root) => descend(ctx, root, Way::To(key), |leaf| then(value(leaf, key))),
+    }
+}
+
+fn end_row<R>(root: Option<&Child>, ctx: &Context<'_>, last: bool, then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+    let Some(root) = root else { return Ok(then(None)) };
+    descend(ctx, root, if last { Way::Last } else { Way::First }, |node| match &node.body {
+        Body::Leaf(leaf) => then(leaf.row(if last { leaf.len().wrapping_sub(1) } else { 0 })),
+        Body::Inner(_) => then(None),
+    })
+}
+
+/// The last row below `key`. The leaf of the key may hold none: then it is the last of what lies before, one way down further left.
+fn before<R>(
+    child: &Child,
+    level: Option<u8>,
+    ctx: &Context<'_>,
+    key: &[u8],
+    then: &mut Option<impl FnOnce(Option<Row<'_>>) -> R>,
+) -> Result<Option<R>, PoolError> {
+    let held;
+    let node = match child {
+        Child::Dirty(node) => node,
+        Child::Clean(pointer) => {
+            held = ctx.node(pointer, level)?;
+            &held
+        }
+    };
+    match &node.body {
+        Body::Leaf(leaf) => {
+            let at = leaf.find(key).unwrap_or_else(|at| at);
+            let Some(row) = at.checked_sub(1).and_then(|at| leaf.row(at)) else { return Ok(None) };
+            Ok(then.take().map(|then| then(Some(row))))
+        }
+        Body::Inner(inner) => {
+            let below = inner.level().checked_sub(1);
+            let at = inner.find(key);
+            let found = before(inner.child(at).ok_or(BROKEN)?, below, ctx, key, then)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            // No child is empty: one step to the left is enough.
+            match at.checked_sub(1).and_then(|at| inner.child(at)) {
+                Some(left) => before(left, below, ctx, key, then),
+                None => Ok(None),
+            }
+        }
+    }
+}
+
+fn before_with<R>(root: Option<&Child>, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+    let mut then = Some(then);
+    let found = match root {
+        Some(root) => before(root, None, ctx, key, &mut then)?,
+        None => None,
+    };
+    match found {
+        Some(found) => Ok(found),
+        None => then.map(|then| then(None)).ok_or(BROKEN),
+    }
+}
+
+fn needs(root: Option<&Child>, cache: &Cache, key: &[u8]) -> Result<Option<Fetch>, PoolError> {
+    let Some(mut child) = root else { return Ok(None) };
+    let mut level = None;
+    let mut node: Arc<Node> = loop {
+        match child {
+            Child::Clean(pointer) => match cache.cached_node(pointer) {
+                Some(node) => break node,
+                None => return Ok(Some(Fetch { pointer: *pointer, level })),
+            },
+            Child::Dirty(node) => match Way::To(key).step(node)? {
+                Step::Leaf => return Ok(None),
+                Step::Child(next, below) => (child, level) = (next, Some(below)),
+            },
+        }
+    };
+    loop {
+        node = match Way::To(key).step(&node)? {
+            Step::Leaf => return Ok(None),
+            Step::Child(Child::Clean(pointer), below) => match cache.cached_node(pointer) {
+                // A node at the wrong height: reading it reports the damage.
+                Some(node) if node.level() == below => node,
+                Some(_) | None => return Ok(Some(Fetch { pointer: *pointer, level: Some(below) })),
+            },
+            Step::Child(Child::Dirty(next), _) => Arc::clone(next),
+        };
+    }
+}
+
+fn copied((key, value): Row<'_>) -> (Vec<u8>, Vec<u8>) {
+    (key.to_vec(), value.to_vec())
+}
+
+macro_rules! looks {
+    ($what:ty) => {
+        impl $what {
+            /// Hands the value of a key to `then`, without a copy; none where there is no such row.
+            ///
+            /// # Errors
+            /// Those of [`crate::Frames::read`], and damage, which names the frame.
+            pub fn get_with<R>(&self, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<&[u8]>) -> R) -> Result<R, PoolError> {
+                get_with(self.root.as_ref(), ctx, key, then)
+            }
+
+            /// The value of a key.
+            ///
+            /// # Errors
+            /// As [`Self::get_with`].
+            pub fn get(&self, ctx: &Context<'_>, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError> {
+                self.get_with(ctx, key, |value| value.map(<[u8]>::to_vec))
+            }
+
+            /// The first row.
+            ///
+            /// # Errors
+            /// As [`Self::get_with`].
+            pub fn first(&self, ctx: &Context<'_>) -> Result<Option<(Vec<u8>, Vec<u8>)>, PoolError> {
+                end_row(self.root.as_ref(), ctx, false, |row| row.map(copied))
+            }
+
+            /// The last row.
+            ///
+            /// # Errors
+            /// As [`Self::get_with`].
+            pub fn last(&self, ctx: &Context<'_>) -> Result<Option<(Vec<u8>, Vec<u8>)>, PoolError> {
+                end_row(self.root.as_ref(), ctx, true, |row| row.map(copied))
+            }
+
+            /// Hands the last row whose key is below `key` to `then`.
+            ///
+            /// # Errors
+            /// As [`Self::get_with`].
+            pub fn before_with<R>(&self, ctx: &Context<'_>, key: &[u8], then: impl FnOnce(Option<Row<'_>>) -> R) -> Result<R, PoolError> {
+                before_with(self.root.as_ref(), ctx, key, then)
+            }
+
+            /// The last row whose key is below `key`.
+            ///
+            /// # Errors
+            /// As [`Self::get_with`].
+            pub fn before(&self, ctx: &Context<'_>, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>, PoolError> {
+                self.before_with(ctx, key, |row| row.map(copied))
+            }
+
+            /// The next node on the way to a key that is not in memory; none when [`Self::get_with`] would read nothing. So a lock is let go before
+            /// a device is waited for: ask, fetch, ask again.
+            ///
+            /// # Errors
+            /// Only for a tree that breaks its own rules.
+            pub fn needs(&self, cache: &Cache, key: &[u8]) -> Result<Option<Fetch>, PoolError> {
+                needs(self.root.as_ref(), cache, key)
+            }
+        }
+    };
+}
+looks!(Tree);
+looks!(View);

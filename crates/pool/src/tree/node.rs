@@ -1,0 +1,356 @@
+//! Nodes of a tree: leaves of rows, and inner nodes of children with the keys between them.
+//!
+//! Callers: everything in `tree`, and `cache`, which keeps decoded ones. Byte table: `docs/pool-format.md`, "Trees".
+//!
+//! Invariants:
+//! - Child `i` of an inner node holds the keys from key `i` (the first: from the node's own lower bound) to before key `i + 1`.
+//! - A node of the live generation is reached by one tree only and changed in place; any other is never changed again.
+//! - A node in the cache has clean children only, so that its weight is all that it keeps alive.
+
+use std::cmp::Ordering;
+use std::sync::{Arc, OnceLock};
+
+use super::page::{HEADER, Leaf, MAX_CONTENT, head, shared_prefix};
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, PoolError};
+use crate::pointer::{FrameKind, Pointer};
+
+/// No tree is higher: with two children per node this would already be more rows than there are bytes.
+pub(crate) const MAX_LEVEL: u8 = 40;
+/// The one version of the format of nodes.
+const VERSION: u8 = 1;
+/// What a child takes of a page besides its key: a length and a pointer, bytes.
+pub(crate) const CHILD: usize = 2 + Pointer::LENGTH;
+
+const fn bad(what: &'static str) -> PoolError {
+    PoolError::Format(Damage::Structure(what))
+}
+
+/// What cannot be, and is an error instead of a panic if it is nevertheless.
+pub(crate) const BROKEN: PoolError = bad("a tree in memory breaks its own rules");
+
+/// A child of an inner node, or the root.
+#[derive(Clone, Debug)]
+pub(crate) enum Child {
+    /// As it is stored.
+    Clean(Pointer),
+    /// Changed since the last commit that is settled.
+    Dirty(Arc<Node>),
+}
+
+impl Child {
+    /// Where it is stored; none for a dirty one.
+    pub(crate) fn pointer(&self) -> Option<Pointer> {
+        match self {
+            Self::Clean(pointer) => Some(*pointer),
+            Self::Dirty(_) => None,
+        }
+    }
+}
+
+/// A node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// The generation of the tree in which it was made; 0 for one that was read.
+    pub(crate) generation: u64,
+    /// Where a commit has written it.
+    pub(crate) stored: OnceLock<Pointer>,
+    pub(crate) body: Body,
+}
+
+#[derive(Debug)]
+pub(crate) enum Body {
+    Leaf(Leaf),
+    Inner(Inner),
+}
+
+/// An inner node.
+#[derive(Clone, Debug)]
+pub(crate) struct Inner {
+    level: u8,
+    /// The keys one behind the other; the first is empty.
+    keys: Vec<u8>,
+    /// Where each key ends in `keys`.
+    ends: Vec<u32>,
+    /// The heads of the keys from the second on, as in a leaf. Of another length while children are pushed: then a search does without.
+    heads: Vec<u32>,
+    skip: usize,
+    pub(crate) children: Vec<Child>,
+}
+
+impl Node {
+    pub(crate) fn new(generation: u64, body: Body) -> Self {
+        Self { generation, stored: OnceLock::new(), body }
+    }
+
+    /// Reads a node. `leaf` is what its pointer says that it is.
+    pub(crate) fn decode(content: Arc<[u8]>, leaf: bool) -> Result<Self, PoolError> {
+        let mut reader = Reader::new(&content);
+        if reader.u8()? != VERSION {
+            return Err(bad("a node of an unknown version"));
+        }
+        let level = reader.u8()?;
+        if level > MAX_LEVEL || (level == 0) != leaf {
+            return Err(bad("the height of a node is not that of its kind"));
+        }
+        if reader.u16()? != 0 {
+            return Err(bad("reserved bytes of a node"));
+        }
+        let count = reader.u32()?;
+        let body = if leaf { Body::Leaf(Leaf::decode(content, count)?) } else { Body::Inner(Inner::decode(&content, level, count)?) };
+        if count == 0 {
+            return Err(bad("a node without entries"));
+        }
+        Ok(Self::new(0, body))
+    }
+
+    /// Height above the leaves.
+    pub(crate) fn level(&self) -> u8 {
+        match &self.body {
+            Body::Leaf(_) => 0,
+            Body::Inner(inner) => inner.level,
+        }
+    }
+
+    /// What it takes in memory, bytes.
+    pub(crate) fn cost(&self) -> u64 {
+        let body = match &self.body {
+            Body::Leaf(leaf) => leaf.cost(),
+            Body::Inner(inner) => inner.cost(),
+        };
+        body + size_of::<Self>() as u64
+    }
+
+    /// A copy to be changed in this generation.
+    pub(crate) fn thaw(&self, generation: u64) -> Self {
+        let body = match &self.body {
+            Body::Leaf(leaf) => Body::Leaf(leaf.thaw()),
+            Body::Inner(inner) => Body::Inner(inner.clone()),
+        };
+        Self::new(generation, body)
+    }
+
+    pub(crate) fn kind(&self) -> FrameKind {
+        if self.level() == 0 { FrameKind::Leaf } else { FrameKind::Inner }
+    }
+}
+
+/// The header of a node's content.
+pub(crate) fn header(level: u8, count: usize) -> [u8; HEADER] {
+    let [a, b, c, d] = (count as u32).to_le_bytes();
+    [VERSION, level, 0, 0, a, b, c, d]
+}
+
+impl Inner {
+    /// An inner node over one child.
+    pub(crate) fn over(level: u8, child: Child) -> Self {
+        Self { ends: vec![0], children: vec![child], ..Self::empty(level) }
+    }
+
+    /// An inner node before its first child, for loading.
+    pub(crate) fn empty(level: u8) -> Self {
+        Self { level, keys: Vec::new(), ends: Vec::new(), heads: Vec::new(), skip: 0, children: Vec::new() }
+    }
+
+    fn decode(content: &[u8], level: u8, count: u32) -> Result<Self, PoolError> {
+        if content.len() > MAX_CONTENT {
+            return Err(bad("a node is too long"));
+        }
+        let room = (count as usize).min(content.len() / CHILD);
+        let mut inner = Self { ends: Vec::with_capacity(room), children: Vec::with_capacity(room), ..Self::empty(level) };
+        let mut reader = Reader::new(content);
+        reader.take(HEADER)?;
+        let mut last: Option<&[u8]> = None;
+        for _ in 0..count {
+            let length = reader.u16()?;
+            let key = reader.take(usize::from(length))?;
+            if last.is_some_and(|last| last >= key) || (last.is_none() && !key.is_empty()) {
+                return Err(bad("the keys of a node do not rise"));
+            }
+            last = Some(key);
+            let pointer = Pointer::decode(&mut reader)?;
+            let kind = if level == 1 { FrameKind::Leaf } else { FrameKind::Inner };
+            if pointer.kind != kind || pointer.logical as usize > MAX_CONTENT {
+                return Err(bad("a child of a node is no node one below"));
+            }
+            inner.push(key, Child::Clean(pointer));
+        }
+        inner.index();
+        if reader.is_empty() { Ok(inner) } else { Err(bad("bytes after the last entry of a node")) }
+    }
+
+    /// Appends the node's content, header included; `pointers` are those of the children.
+    pub(crate) fn encode(&self, pointers: &[Pointer], to: &mut Vec<u8>) {
+        let mut writer = Writer::default();
+        writer.bytes(&header(self.level, pointers.len()));
+        for (at, pointer) in pointers.iter().enumerate() {
+            let key = self.key(at);
+            // Keys are checked against the limit before they get here.
+            writer.u16(key.len() as u16);
+            writer.bytes(key);
+            pointer.encode(&mut writer);
+        }
+        to.extend_from_slice(&writer.finish());
+    }
+
+    /// This node with all its children clean, for the cache.
+    pub(crate) fn settled(&self, pointers: &[Pointer]) -> Self {
+        Self {
+            level: self.level,
+            keys: self.keys.clone(),
+            ends: self.ends.clone(),
+            heads: self.heads.clone(),
+            skip: self.skip,
+            children: pointers.iter().copied().map(Child::Clean).collect(),
+        }
+    }
+
+    pub(crate) fn level(&self) -> u8 {
+        self.level
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.children.len()
+    }
+
+    /// Length of the encoded node, bytes.
+    pub(crate) fn used(&self) -> usize {
+        HEADER + self.keys.len() + self.children.len() * CHILD
+    }
+
+    /// The same with one more child.
+    pub(crate) fn used_with(&self, key: &[u8]) -> usize {
+        self.used() + key.len() + CHILD
+    }
+
+    pub(crate) fn cost(&self) -> u64 {
+        (self.keys.capacity() + 4 * (self.ends.capacity() + self.heads.capacity()) + size_of::<Child>() * self.children.capacity()) as u64
+    }
+
+    /// The lower bound of a child; empty for the first.
+    pub(crate) fn key(&self, at: usize) -> &[u8] {
+        let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        let end = self.ends.get(at).copied().unwrap_or(start);
+        self.keys.get(start as usize..end as usize).unwrap_or(&[])
+    }
+
+    /// Makes the heads anew.
+    pub(crate) fn index(&mut self) {
+        self.skip = if self.len() > 1 { shared_prefix(self.key(1), self.key(self.len() - 1)) } else { 0 };
+        let mut heads = std::mem::take(&mut self.heads);
+        heads.clear();
+        heads.extend((1..self.len()).map(|at| head(self.key(at), self.skip)));
+        self.heads = heads;
+    }
+
+    /// The child that a key belongs to.
+    pub(crate) fn find(&self, key: &[u8]) -> usize {
+        // The answer is at `low` or behind it and before `high`: the first key is below all.
+        let (mut low, mut high) = (0, self.len());
+        if self.heads.len() + 1 == self.len() && self.len() > 1 {
+            let beginning = self.key(1).get(..self.skip).unwrap_or(&[]);
+            match key.get(..self.skip).unwrap_or(key).cmp(beginning) {
+                Ordering::Less => return 0,
+                Ordering::Greater => return self.len() - 1,
+                Ordering::Equal => {}
+            }
+            let wanted = head(key, self.skip);
+            low = self.heads.partition_point(|head| *head < wanted);
+            high = low + 1 + self.heads.iter().skip(low).take_while(|head| **head == wanted).count();
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.key(middle) <= key { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    pub(crate) fn child(&self, at: usize) -> Option<&Child> {
+        self.children.get(at)
+    }
+
+    /// Appends a child whose keys are above all that are here.
+    pub(crate) fn push(&mut self, key: &[u8], child: Child) {
+        self.keys.extend_from_slice(key);
+        self.ends.push(self.keys.len() as u32);
+        self.children.push(child);
+    }
+
+    /// Puts a child between others.
+    pub(crate) fn insert(&mut self, at: usize, key: &[u8], child: Child) {
+        let at = at.min(self.len());
+        let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        self.keys.splice(start as usize..start as usize, key.iter().copied());
+        self.ends.insert(at, start);
+        for end in self.ends.iter_mut().skip(at) {
+            *end += key.len() as u32;
+        }
+        self.children.insert(at, child);
+        self.index();
+    }
+
+    /// Takes a child out; its keys belong to the one before then, or, if it was the first, to the one behind.
+    pub(crate) fn remove(&mut self, at: usize) -> Option<Child> {
+        if at >= self.len() {
+            return None;
+        }
+        // Without its first child the next one takes over the lower bound: its key goes instead.
+        let key = if at == 0 { 1 } else { at };
+        let length = self.key(key).len() as u32;
+        if key < self.len() {
+            let start = self.ends.get(key - 1).copied().unwrap_or(0);
+            self.keys.drain(start as usize..(start + length) as usize);
+            self.ends.remove(key);
+            for end in self.ends.iter_mut().skip(key) {
+                *end -= length;
+            }
+        } else {
+            self.ends.pop();
+        }
+        let child = self.children.remove(at);
+        self.index();
+        Some(child)
+    }
+
+    /// Divides a node: the children from the returned node's on are in it, and the key between goes up.
+    pub(crate) fn split(&mut self, inserted: usize) -> (Vec<u8>, Self) {
+        // Rising keys leave full nodes behind, as in leaves.
+        let cut = if inserted + 1 >= self.len() { self.len().saturating_sub(1) } else { self.middle() };
+        let separator = self.key(cut).to_vec();
+        let mut right = Self::empty(self.level);
+        let children = self.children.split_off(cut.min(self.len()));
+        for (offset, child) in children.into_iter().enumerate() {
+            let key: &[u8] = if offset == 0 { &[] } else { self.key(cut + offset) };
+            right.push(key, child);
+        }
+        self.ends.truncate(cut);
+        self.keys.truncate(self.ends.last().copied().unwrap_or(0) as usize);
+        self.index();
+        right.index();
+        (separator, right)
+    }
+
+    /// The child at which half of the bytes are on each side; at least one child stays on either.
+    fn middle(&self) -> usize {
+        let half = (self.used() - HEADER) / 2;
+        let mut left = 0;
+        for at in 0..self.len() {
+            if left >= half && at > 0 {
+                return at;
+            }
+            left += self.key(at).len() + CHILD;
+        }
+        self.len().saturating_sub(1)
+    }
+
+    /// Appends the children of the node that follows this one; `separator` is the lower bound of its first.
+    pub(crate) fn append(&mut self, separator: &[u8], next: &Self) {
+        for (at, child) in next.children.iter().enumerate() {
+            self.push(if at == 0 { separator } else { next.key(at) }, child.clone());
+        }
+        self.index();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! Random histories against maps: rows, kept roots, and who is dead.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::tree::walk::{Visitor, walk};
+
+/// A root that is kept, as a snapshot keeps it.
+struct Kept {
+    root: Option<Pointer>,
+    map: Map,
+    reached: BTreeSet<u32>,
+}
+
+struct Reached<'a>(&'a mut BTreeSet<u32>);
+
+impl Visitor for Reached<'_> {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        assert!(self.0.insert(pointer.index), "a frame is named twice in one tree");
+        Ok(true)
+    }
+
+    fn row(&mut self, _: &[u8], _: &[u8]) -> Result<(), PoolError> {
+        Ok(())
+    }
+}
+
+fn reached(ctx: Context<'_>, root: Option<Pointer>) -> BTreeSet<u32> {
+    let mut set = BTreeSet::new();
+    if let Some(root) = root {
+        walk(&ctx, &root, Txg(0), &mut Reached(&mut set)).unwrap();
+    }
+    set
+}
+
+struct History {
+    bench: Bench,
+    dice: Dice,
+    tree: Tree,
+    map: Map,
+    txg: u64,
+    /// Freezes on their way: the freeze, its txg, its rows.
+    frozen: Vec<(Frozen, u64, Map)>,
+    kept: Vec<Kept>,
+    views: Vec<(View, Map)>,
+    dead: BTreeSet<u32>,
+    freed: BTreeSet<u32>,
+    highest: u8,
+    settings: Settings,
+    keys: usize,
+}
+
+impl History {
+    fn new(seed: u64, page: usize, keys: usize) -> Self {
+        let settings = Settings::with_page(page);
+        Self {
+            bench: Bench::new(),
+            dice: Dice(seed),
+            tree: Tree::empty(5, settings),
+            map: Map::new(),
+            txg: 1,
+            frozen: Vec::new(),
+            kept: Vec::new(),
+            views: Vec::new(),
+            dead: BTreeSet::new(),
+            freed: BTreeSet::new(),
+            highest: 0,
+            settings,
+            keys,
+        }
+    }
+
+    fn key(&mut self) -> Vec<u8> {
+        let number = self.dice.below(self.keys) as u32;
+        let mut key = number.to_be_bytes().to_vec();
+        // Keys of several lengths, some the beginning of others.
+        key.extend(std::iter::repeat_n(b'x', number as usize % (self.settings.longest_key() - 4)));
+        key
+    }
+
+    fn value(&mut self, key: &[u8]) -> Vec<u8> {
+        let room = self.settings.longest_row() - key.len();
+        let length = if self.dice.below(8) == 0 { self.dice.below(room + 1) } else { self.dice.below(room / 3 + 1) };
+        let byte = self.dice.next() as u8;
+        vec![byte; length]
+    }
+
+    fn put(&mut self) {
+        let key = self.key();
+        let value = self.value(&key);
+        self.tree.put(&self.bench.ctx(), Txg(self.txg), &key, &value).unwrap();
+        self.map.insert(key, value);
+    }
+
+    fn remove(&mut self) {
+        let key = self.key();
+        let existed = self.tree.remove(&self.bench.ctx(), Txg(self.txg), &key).unwrap();
+        assert_eq!(existed, self.map.remove(&key).is_some());
+    }
+
+    fn remove_range(&mut self) {
+        let (a, b) = (self.key(), self.key());
+        let (from, mut to) = if a < b { (a, Some(b)) } else { (b, Some(a)) };
+        if self.dice.below(10) == 0 {
+            to = None;
+        }
+        let existed = self.tree.remove_range(&self.bench.ctx(), Txg(self.txg), &from, to.as_deref()).unwrap();
+        let before = self.map.len();
+        self.map.retain(|key, _| *key < from || to.as_ref().is_some_and(|to| key >= to));
+        assert_eq!(existed, self.map.len() < before);
+    }
+
+    fn look(&mut self) {
+        let key = self.key_of_look();
+        let ctx = self.bench.ctx();
+        assert_eq!(self.tree.get(&ctx, &key).unwrap().as_ref(), self.map.get(&key));
+        let before = self.map.range(..key.clone()).next_back().map(|(key, value)| (key.clone(), value.clone()));
+        assert_eq!(self.tree.before(&ctx, &key).unwrap(), before);
+        let pair = |row: Option<(&Vec<u8>, &Vec<u8>)>| row.map(|(key, value)| (key.clone(), value.clone()));
+        assert_eq!(self.tree.first(&ctx).unwrap(), pair(self.map.first_key_value()));
+        assert_eq!(self.tree.last(&ctx).unwrap(), pair(self.map.last_key_value()));
+    }
+
+    fn key_of_look(&mut self) -> Vec<u8> {
+        let mut key = self.key();
+        if self.dice.below(4) == 0 {
+            key.truncate(self.dice.below(5));
+        }
+        key
+    }
+
+    fn range(&mut self) {
+        let (a, b) = (self.key_of_look(), self.key_of_look());
+        let to = (self.dice.below(5) > 0).then_some(b);
+        let mut cursor = self.tree.view().cursor(self.bench.ctx(), &a, to.as_deref()).unwrap();
+        let mut wanted = self.map.range(a.clone()..).take_while(|(key, _)| to.as_ref().is_none_or(|to| *key < to));
+        while let Some((key, value)) = cursor.next().unwrap() {
+            let (k, v) = wanted.next().expect("no more rows than in the map");
+            assert_eq!((key, value), (k.as_slice(), v.as_slice()));
+        }
+        assert!(wanted.next().is_none());
+    }
+
+    fn freeze(&mut self) {
+        if self.frozen.len() < 2 {
+            let frozen = self.tree.freeze();
+            assert_rows(self.bench.ctx(), &frozen.view(), &self.map, "a freeze");
+            self.frozen.push((frozen, self.txg, self.map.clone()));
+            self.txg += 1;
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.frozen.is_empty() {
+            return;
+        }
+        let (frozen, txg, map) = self.frozen.remove(0);
+        let written = frozen.write_out(&self.bench.ctx(), form(txg)).unwrap();
+        // What is not settled yet is read from the freeze and from the frames alike.
+        assert_rows(self.bench.ctx(), &View::at(written.root), &map, "what was written out");
+        self.tree.settle(&frozen).unwrap();
+        for pointer in self.tree.take_dead(Txg(txg)) {
+            assert!(self.dead.insert(pointer.index), "dead twice");
+        }
+        let ctx = self.bench.ctx();
+        let live = reached(ctx, written.root);
+        let frames = self.bench.frames.all();
+        assert!(live.is_disjoint(&self.dead), "dead and reached");
+        assert_eq!(live.union(&self.dead).copied().collect::<BTreeSet<_>>(), frames, "all that was written is live or dead");
+        if self.dice.below(2) == 0 {
+            self.kept.push(Kept { root: written.root, map, reached: live.clone() });
+        }
+        self.free(&live);
+    }
+
+    /// Frees what is dead and not kept, and drops a snapshot now and then.
+    fn free(&mut self, live: &BTreeSet<u32>) {
+        if self.kept.len() > 4 {
+            let gone = self.dice.below(self.kept.len());
+            self.kept.remove(gone);
+        }
+        if !self.views.is_empty() {
+            // A view reads frames that died after it was taken: whoever frees them waits for it.
+            return;
+        }
+        let kept: BTreeSet<u32> = self.kept.iter().flat_map(|kept| kept.reached.iter().copied()).collect();
+        for index in &self.dead {
+            if !kept.contains(index) && !live.contains(index) && self.freed.insert(*index) {
+                self.bench.frames.free(*index);
+            }
+        }
+        if self.dice.below(3) == 0 {
+            self.bench.cache.clear();
+        }
+    }
+
+    /// The pool is imported again: only what was committed is there.
+    fn reopen(&mut self) {
+        while !self.frozen.is_empty() {
+            self.settle();
+        }
+        self.freeze();
+        self.settle();
+        assert_eq!(self.tree.dirty_bytes(), 0);
+        let root = self.tree.stored_root().expect("nothing is dirty");
+        self.bench.cache.clear();
+        self.views.clear();
+        self.tree = Tree::open(root, 5, self.settings);
+    }
+
+    fn compare(&mut self) {
+        let ctx = self.bench.ctx();
+        assert_sound(ctx, &self.tree);
+        assert_rows(ctx, &self.tree.view(), &self.map, "the live tree");
+        for kept in &self.kept {
+            assert_rows(ctx, &View::at(kept.root), &kept.map, "a kept root");
+        }
+        for (view, map) in &self.views {
+            assert_rows(ctx, view, map, "a view");
+        }
+        self.highest = self.highest.max(height(ctx, &self.tree));
+    }
+
+    /// Two roots, kept or live: what differs is what differs in the maps.
+    fn diff(&mut self) {
+        let mut sides: Vec<(View, &Map)> = self.kept.iter().map(|kept| (View::at(kept.root), &kept.map)).collect();
+        sides.push((self.tree.view(), &self.map));
+        let (a, b) = (self.dice.below(sides.len()), self.dice.below(sides.len()));
+        let ((old, was), (new, is)) = (&sides[a], &sides[b]);
+        let keys: BTreeSet<&Vec<u8>> = was.keys().chain(is.keys()).collect();
+        let mut wanted = keys.into_iter().filter(|key| was.get(*key) != is.get(*key));
+        let mut diff = old.diff(self.bench.ctx(), new).unwrap();
+        while let Some(changed) = diff.next().unwrap() {
+            let key = wanted.next().expect("no more than differ");
+            assert_eq!(changed.key, key);
+            assert_eq!((changed.old, changed.new), (was.get(key).map(Vec::as_slice), is.get(key).map(Vec::as_slice)));
+        }
+        assert!(wanted.next().is_none());
+    }
+
+    fn run(&mut self, steps: usize) {
+        // Growing and shrinking take turns, so that a tree gets high and low again.
+        for step in 0..steps {
+            let growing = (step / (steps / 6).max(1)).is_multiple_of(2);
+            match self.dice.below(100) {
+                0..=49 if growing => self.put(),
+                0..=19 => self.put(),
+                20..=69 => self.remove(),
+                70 => self.remove_range(),
+                71..=79 => self.look(),
+                80 | 81 => self.range(),
+                82..=84 => self.freeze(),
+                85..=87 => self.settle(),
+                88 if self.views.len() < 3 => self.views.push((self.tree.view(), self.map.clone())),
+                88 => {
+                    self.views.remove(0);
+                }
+                89 => self.diff(),
+                90 if self.dice.below(5) == 0 => self.compare(),
+                91 if self.dice.below(20) == 0 => self.reopen(),
+                _ => self.put(),
+            }
+        }
+        self.compare();
+        self.reopen();
+        self.compare();
+    }
+}
+
+#[test]
+fn histories_on_tiny_pages() {
+    let mut highest = 0;
+    for seed in 0..12 {
+        let mut history = History::new(seed, 256, 700);
+        history.run(4000);
+        highest = highest.max(history.highest);
+    }
+    assert!(highest >= 5, "trees of {highest} levels only");
+}
+
+#[test]
+fn histories_on_middling_pages() {
+    for seed in 100..106 {
+        History::new(seed, 1 << 10, 1500).run(5000);
+    }
+}
+
+#[test]
+fn histories_on_whole_pages() {
+    for seed in 200..202 {
+        History::new(seed, 32 << 10, 4000).run(5000);
+    }
+}
+
+/// Many more of them: `cargo test --release -p nacre-pool -- --ignored long_histories`.
+#[test]
+#[ignore = "takes minutes"]
+fn long_histories() {
+    for seed in 1000..1600 {
+        let page = [256, 300, 512, 700, 1 << 10, 4 << 10][seed as usize % 6];
+        History::new(seed, page, 200 + (seed as usize % 7) * 300).run(6000);
+    }
+}

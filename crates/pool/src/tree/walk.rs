@@ -1,0 +1,85 @@
+//! Walks: all frames of a stored root, each before what is below it.
+//!
+//! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (what was born after it), salvage.
+//! A dataset is destroyed in steps with [`super::Tree::remove_range`] instead, whose progress is committed.
+//!
+//! Invariants:
+//! - What is read is not kept in the cache.
+//! - Heights fall on each way down: a walk ends, whatever the frames hold.
+
+use super::node::{BROKEN, Body, Child, Node};
+use super::{Context, page::Leaf};
+use crate::error::PoolError;
+use crate::pointer::{FrameKind, Pointer, Txg};
+
+/// So many leaves are named to the frames at once.
+const WINDOW: usize = 64;
+
+/// Is told what a walk finds.
+pub trait Visitor {
+    /// A node's frame. Returns whether to go on below it: into its rows or children.
+    ///
+    /// # Errors
+    /// Any ends the walk.
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError>;
+
+    /// A row of a leaf below which [`Self::frame`] wanted to go.
+    ///
+    /// # Errors
+    /// Any ends the walk.
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError>;
+
+    /// A frame that cannot be read; what is below it is unknown.
+    ///
+    /// # Errors
+    /// Any ends the walk, as the given one does unless this is overridden.
+    fn damaged(&mut self, pointer: &Pointer, error: PoolError) -> Result<(), PoolError> {
+        let _ = pointer;
+        Err(error)
+    }
+}
+
+/// Visits the frames of a root that were born after `since` (`Txg(0)`: all), parents first, in the order of their keys. A node is not older than what is
+/// below it, so what is skipped holds nothing that is younger.
+///
+/// # Errors
+/// The visitor's, and unless it takes damage, those of reading.
+pub fn walk(ctx: &Context<'_>, root: &Pointer, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
+    visit(ctx, root, None, since, visitor)
+}
+
+fn visit(ctx: &Context<'_>, pointer: &Pointer, level: Option<u8>, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
+    if pointer.birth <= since || !visitor.frame(pointer)? {
+        return Ok(());
+    }
+    let level = if pointer.kind == FrameKind::Leaf { Some(0) } else { level };
+    let node = match ctx.cache.node_in_passing(ctx.frames, pointer, level) {
+        Ok(node) => node,
+        Err(error) => return visitor.damaged(pointer, error),
+    };
+    match &node.body {
+        Body::Leaf(leaf) => rows(leaf, visitor),
+        Body::Inner(_) => children(ctx, &node, since, visitor),
+    }
+}
+
+fn rows(leaf: &Leaf, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
+    for at in 0..leaf.len() {
+        let (key, value) = leaf.row(at).ok_or(BROKEN)?;
+        visitor.row(key, value)?;
+    }
+    Ok(())
+}
+
+fn children(ctx: &Context<'_>, node: &Node, since: Txg, visitor: &mut dyn Visitor) -> Result<(), PoolError> {
+    let Body::Inner(inner) = &node.body else { return Err(BROKEN) };
+    let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
+    let pointers: Vec<Pointer> = inner.children.iter().filter_map(Child::pointer).filter(|pointer| pointer.birth > since).collect();
+    for window in pointers.chunks(WINDOW) {
+        ctx.frames.expect(window);
+        for pointer in window {
+            visit(ctx, pointer, Some(below), since, visitor)?;
+        }
+    }
+    Ok(())
+}
