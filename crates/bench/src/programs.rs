@@ -83,8 +83,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let teller = directory.path().join("teller");
-        fs::write(&teller, "#!/bin/sh\necho 'library 3'\necho 'teller 7'\n").unwrap();
-        fs::set_permissions(&teller, fs::Permissions::from_mode(0o755)).unwrap();
+        crate::tests::script(&teller, "#!/bin/sh\necho 'library 3'\necho 'teller 7'\n");
         assert_eq!(version(&teller, "--version"), "teller 7");
         assert_eq!(run(Command::new("echo").arg("hello"), &log).unwrap(), "hello");
         let failure = run(Command::new("sh").args(["-c", "echo because >&2; exit 3"]), &log).unwrap_err();

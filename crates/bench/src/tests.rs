@@ -1,7 +1,8 @@
 //! A tiny real run over the directory itself and a symbolic link: everything but mounts, on real files.
 
 use std::fs;
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 
 use super::*;
 
@@ -94,6 +95,13 @@ fn images_are_filled_measured_and_taken_away() {
     assert!(!scratch.exists());
 }
 
+/// Makes a program of a text. By a process of its own: a descriptor for writing in this one could be inherited by a child of another test,
+/// and a program that is open for writing cannot be run.
+pub(crate) fn script(path: &Path, text: &str) {
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    assert!(Command::new("sh").args(["-c", write]).arg(path).arg(text).status().unwrap().success());
+}
+
 /// A stand-in for nacre whose cage is a bind mount, which bounds nothing: the table must find that out.
 const BOUNDLESS: &str = "#!/bin/sh
 echo \"$NACRE_STATE_DIR $*\" >> \"${0%/*}/calls\"
@@ -107,15 +115,13 @@ esac
 /// Needs root, to mount; says so and passes elsewhere.
 #[test]
 fn a_cage_that_does_not_hold_is_found_out() {
-    use std::os::unix::fs::PermissionsExt;
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let (scratch, json, nacre) = (directory.path().join("scratch"), directory.path().join("result.json"), directory.path().join("nacre"));
-    fs::write(&nacre, BOUNDLESS).unwrap();
-    fs::set_permissions(&nacre, fs::Permissions::from_mode(0o755)).unwrap();
+    script(&nacre, BOUNDLESS);
     let words = ["logs", "--scratch", scratch.to_str().unwrap(), "--nacre", nacre.to_str().unwrap(), "--targets", "nacre-collected"];
     let rest = ["--tests", "held-short,overshoot,lost", "--check", "--json", json.to_str().unwrap()];
     assert_eq!(run(&arguments(&[&words[..], &rest[..], &FEW[..]].concat())), ExitCode::FAILURE, "a figure is missed");

@@ -1,7 +1,11 @@
 //! How commands talk to the process that serves a mount: one Unix socket per mount, one JSON value per line in each direction.
 //!
-//! [`Server`] is used by [`crate::serve`], the rest by the commands. Only root and the mount's owner are answered (`SO_PEERCRED`). The
+//! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's owner are answered (`SO_PEERCRED`). The
 //! other side is not trusted: lines are limited, waiting is limited, and what is shown on a terminal is made printable first.
+
+mod server;
+
+pub use server::{Desk, Server};
 
 use crate::{
     cage::{
@@ -14,16 +18,13 @@ use crate::{
     union::run::{UnionAnswer, UnionRequest},
 };
 use nacre_layers::spec::RemapSpec;
-use parking_lot::RwLock;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     cmp::Reverse,
     fs,
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -31,6 +32,8 @@ use std::{
 const LINE_MAX: u64 = 4 << 20;
 /// How long to wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same for the end of a mount that is unmounted already.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 /// The same for figures, which are at hand at any time.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -101,84 +104,21 @@ impl Answer {
     }
 }
 
-/// The socket of a mount, for as long as it lives.
-#[derive(Debug)]
-pub struct Server {
-    path: PathBuf,
-    /// Held for reading while a request is answered.
-    answering: Arc<RwLock<()>>,
-}
-
-impl Server {
-    /// Makes the socket in a directory that is ours alone and answers requests in a thread of its own.
-    ///
-    /// # Errors
-    /// A socket that cannot be made.
-    pub fn start(directory: &Path, answer: Arc<dyn Fn(Request) -> Answer + Send + Sync>) -> Result<Server, Failure> {
-        let path = directory.join(format!("{}.sock", std::process::id()));
-        let unready = path.with_extension("new");
-        // A socket of our own number is left from a process that is gone.
-        let _ = fs::remove_file(&unready);
-        let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
-        // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its name only when it answers.
-        let listener = UnixListener::bind(&unready).map_err(failed)?;
-        fs::rename(&unready, &path).map_err(failed)?;
-        let answering = Arc::new(RwLock::new(()));
-        let gate = Arc::clone(&answering);
-        let serve = move || {
-            for stream in listener.incoming() {
-                let (answer, gate) = (Arc::clone(&answer), Arc::clone(&gate));
-                let served = stream.and_then(|stream| {
-                    thread::Builder::new().name("nacre-control".to_owned()).spawn(move || serve(&stream, &*answer, &gate)).map(drop)
-                });
-                if let Err(error) = served {
-                    tracing::warn!(%error, "a command could not be answered");
-                    // Out of descriptors or threads: do not turn in circles until there are some again.
-                    thread::sleep(Duration::from_millis(100));
-                }
-            }
-        };
-        thread::Builder::new().name("nacre-listen".to_owned()).spawn(serve).map_err(failed)?;
-        Ok(Server { path, answering })
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Whoever asked for the end is to hear of it. Somebody who does not listen is not waited for.
-        drop(self.answering.try_write_for(PATIENCE));
-        // A socket that stays behind is recognised as stale by the next command.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-fn serve(stream: &UnixStream, answer: &(dyn Fn(Request) -> Answer + Send + Sync), gate: &RwLock<()>) {
-    let ours = rustix::process::geteuid().as_raw();
-    let peer = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid.as_raw());
-    if !peer.is_ok_and(|peer| peer == 0 || peer == ours) {
-        return;
-    }
-    let timed = stream.set_read_timeout(Some(PATIENCE)).and_then(|()| stream.set_write_timeout(Some(PATIENCE)));
-    if timed.is_err() {
-        return;
-    }
-    let mut reader = BufReader::new(stream);
-    // The other side is gone, or talks nonsense: nothing is owed to it.
-    while let Ok(request) = receive(&mut reader) {
-        let _answering = gate.read();
-        if send(stream, &answer(request)).is_err() {
-            return;
-        }
-    }
-}
-
-fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
+/// Sends a line.
+///
+/// # Errors
+/// Nobody reads it.
+pub fn send(mut stream: &UnixStream, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     stream.write_all(&line)
 }
 
-fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
+/// Receives a line.
+///
+/// # Errors
+/// The end of the connection, or something that is not understood.
+pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> {
     let mut line = Vec::new();
     reader.take(LINE_MAX).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
@@ -244,7 +184,8 @@ pub fn find() -> Found {
                     let _ = fs::remove_file(&socket);
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    silent.extend(socket.file_stem().map(|pid| crate::report::printable(pid.as_encoded_bytes())));
+                    let pid = socket.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
+                    silent.extend(pid.map(crate::report::printable));
                 }
                 Ok(_) | Err(_) => {}
             }
@@ -254,18 +195,19 @@ pub fn find() -> Found {
     // one second, the higher process number.
     let order = |peer: &Peer| (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid));
     peers.sort_by_cached_key(order);
+    silent.dedup();
     Found { peers, silent }
 }
 
-/// Asks something that may take its time. After an unmount that was not lazy, also waits for the process to end, so that what lies below is
-/// free when the command returns.
+/// Asks something that may take its time. After an unmount that was not lazy, also waits for the end of whatever served it, so that what lies below
+/// is free when the command returns.
 fn converse(socket: &Path, request: &Request) -> io::Result<Answer> {
     let stream = connect(socket, PATIENCE)?;
     send(&stream, request)?;
     let mut reader = BufReader::new(&stream);
     let answer = receive(&mut reader)?;
     if matches!((request, &answer), (Request::Unmount { lazy: false }, Answer::Done)) {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(END_PATIENCE))?;
         // The end of the stream or the end of our patience: the mount is gone either way.
         let _ = reader.read(&mut [0]);
     }
@@ -284,7 +226,10 @@ fn status(socket: &Path) -> io::Result<Answer> {
 }
 
 /// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well.
-fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+///
+/// # Errors
+/// As `connect(2)`.
+pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let address = SocketAddrUnix::new(socket)?;
     let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
@@ -360,10 +305,14 @@ pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::{
+        os::unix::net::UnixListener,
+        sync::{Arc, mpsc},
+        thread,
+    };
 
     fn server(directory: &Path, answer: impl Fn(Request) -> Answer + Send + Sync + 'static) -> Server {
-        Server::start(directory, Arc::new(answer)).unwrap()
+        Server::start(&Desk::start().unwrap(), directory, "1", Arc::new(answer)).unwrap()
     }
 
     fn figures(request: Request) -> Answer {

@@ -12,7 +12,7 @@ use rustix::{
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
 };
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs, io,
     io::{Read, Write},
     os::unix::process::CommandExt,
@@ -54,18 +54,26 @@ pub fn reason() -> String {
 /// # Errors
 /// The process cannot be started.
 pub fn start(reason: &str) -> Result<Start, Failure> {
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
+    spawn(&name, arguments, &[(REASON, reason)])
+}
+
+/// Starts a process that will serve mounts, and waits until it says that it is ready. `settings` go into its environment.
+///
+/// # Errors
+/// The process cannot be started.
+pub fn spawn(name: &OsStr, arguments: impl Iterator<Item = OsString>, settings: &[(&str, &str)]) -> Result<Start, Failure> {
     // A script's open files and locks are its own, not those of a process that outlives it.
     if let Err(error) = nacre_sys::descriptors::close_on_exec_from(3) {
         tracing::debug!(%error, "descriptors of the caller stay open");
     }
-    let mut arguments = std::env::args_os();
-    let name = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
     let mut command = Command::new(program());
     command
         .arg0(name)
         .args(arguments)
         .env(MARK, std::process::id().to_string())
-        .env(REASON, reason)
+        .envs(settings.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let failed = |error: io::Error| Failure::io("cannot start", "the process that serves the mount", &error);
@@ -120,8 +128,15 @@ pub fn leave_directory() -> Result<(), Failure> {
     std::env::set_current_dir("/").map_err(|error| Failure::io("cannot change to", "/", &error))
 }
 
+/// What every process that serves mounts does first.
+pub fn settle() {
+    raise_descriptor_limit();
+    // What a large listing or copy needed goes back when it is over.
+    nacre_sys::memory::keep_large_blocks_apart();
+}
+
 /// Raises the limit of open descriptors as far as allowed; root raises the hard limit, too. A limit that stays low is not fatal.
-pub fn raise_descriptor_limit() {
+fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(u64::MAX);
     let most = fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DESCRIPTORS);

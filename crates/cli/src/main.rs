@@ -13,6 +13,7 @@ mod door;
 mod failure;
 mod figures;
 mod kernel_engine;
+mod log;
 mod metrics;
 mod mountinfo;
 mod options;
@@ -24,7 +25,9 @@ mod report;
 mod run;
 mod runtime;
 mod serve;
+mod serving;
 mod settings;
+mod shared;
 mod status;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,8 @@ pub struct MountEntry {
     pub kind: String,
     /// Source, first column of the mount table.
     pub source: PathBuf,
+    /// Options of the file system (`rw,user_id=0`).
+    pub data: String,
 }
 
 /// Reads the table of this process' mount namespace.
@@ -51,7 +53,9 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     // Optional fields end with a single hyphen.
     fields.by_ref().find(|field| *field == b"-")?;
     let kind = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(MountEntry { id, device, mountpoint, options, kind, source: path(fields.next()?) })
+    let source = path(fields.next()?);
+    let data = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    Some(MountEntry { id, device, mountpoint, options, kind, source, data })
 }
 
 fn number(field: &[u8]) -> Option<u64> {
@@ -91,5 +95,6 @@ mod tests {
         assert_eq!(first.options, ["rw", "noatime"]);
         assert_eq!(second.mountpoint, Path::new("/a b\\"));
         assert_eq!((second.kind.as_str(), second.source.as_path()), ("fuse.nacre", Path::new("/srv/x\ty")));
+        assert_eq!((first.data.as_str(), second.data.as_str()), ("rw,errors=continue", "rw,user_id=0"));
     }
 }

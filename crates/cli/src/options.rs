@@ -156,6 +156,7 @@ options! {
         Foreground Letter "foreground" Some('f'), None, "Stay in the foreground: one process, which ends with the mount";
         Debug Letter "debug" Some('d'), None, "Log every request; implies -f";
         SingleThread Letter "" Some('s'), None, "Accepted for libfuse's sake: several threads serve every mount";
+        Daemon Ours "daemon" None, Some("NAME"), "Serve it by one process together with all other mounts of that NAME, which ends with the last of them";
         Explain Ours "explain" None, None, "Print what would be mounted and why, and do nothing";
         Log Ours "log" None, Some("LEVEL"), "What to log: error, warn, info, debug, trace [default: warn]";
         LogFile Ours "log-file" None, Some("FILE"), "Where the log goes [default: standard error, until a background mount answers]";

@@ -8,6 +8,7 @@ use crate::{
     failure::Failure,
     plan::{self, MountPlan, Plan, StackSource},
     settings::{Atime, Settings, Transport},
+    shared,
 };
 use nacre_layers::{
     shift::Ranges,
@@ -102,7 +103,7 @@ pub fn overlay(arguments: impl IntoIterator<Item = OsString>, root: bool, whiteo
             }
             [b'-', b'o', attached @ ..] => told.obey_all(OsStr::from_bytes(attached))?,
             // Of our own options, those that the mount alone is concerned with.
-            [b'-', b'-', word @ ..] if word.starts_with(b"transport=") || word.starts_with(b"passthrough=") => {
+            [b'-', b'-', word @ ..] if [&b"transport="[..], b"passthrough=", b"daemon="].iter().any(|own| word.starts_with(own)) => {
                 told.obey(OsStr::from_bytes(word))?;
             }
             [b'-', _, ..] => {
@@ -265,6 +266,10 @@ impl Told {
                     _ => return Err(wrong(name, "auto, uring or device")),
                 };
             }
+            "daemon" => {
+                let text = value.to_str().ok_or_else(|| wrong(name, "a name"))?;
+                self.settings.daemon = Some(shared::name(text)?);
+            }
             "passthrough" => {
                 self.settings.door.passthrough = match value.as_bytes() {
                     b"auto" => true,
@@ -313,6 +318,7 @@ impl Told {
     }
 
     fn plan(self, mountpoint: PathBuf, whiteout_files: bool) -> Result<MountPlan, Failure> {
+        self.settings.check_process()?;
         let lower = self.lower.as_ref().ok_or_else(|| Failure::usage("lowerdir= is needed").next("--help shows how"))?;
         let lower = parse_overlay(None, lower).map_err(|error| Failure::usage(error.to_string()))?;
         let mut branches = Vec::new();

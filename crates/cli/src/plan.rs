@@ -62,6 +62,8 @@ pub struct MountPlan {
     pub verbosity: Verbosity,
     /// Where the log goes; `None`: standard error in the foreground, nowhere else.
     pub log_file: Option<PathBuf>,
+    /// The name of the process that serves it together with other mounts; `None`: one to itself.
+    pub daemon: Option<String>,
     /// Things worth a line on standard error.
     pub warnings: Vec<String>,
 }
@@ -144,6 +146,7 @@ pub fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: S
         explain: settings.explain,
         verbosity,
         log_file: settings.log_file,
+        daemon: settings.daemon,
         warnings: settings.warnings,
     }
 }

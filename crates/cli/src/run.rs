@@ -14,7 +14,7 @@ use crate::{
     plan::{MountPlan, Plan},
     remount,
     serve::{self, Served},
-    status, top, umount, union,
+    shared, status, top, umount, union,
 };
 use std::{
     ffi::OsString,
@@ -27,6 +27,9 @@ pub fn main() -> ExitCode {
     // Whoever starts us may ignore the ends of children; we wait for ours. No child, no thread yet.
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
+    }
+    if let Some(name) = shared::process::name() {
+        return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));
     }
     let mut arguments = std::env::args_os();
     let argv0 = arguments.next().unwrap_or_else(|| OsString::from("nacre"));
@@ -144,6 +147,9 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
         Served::Done => return Ok(ExitCode::SUCCESS),
         Served::ByDaemon(reason) => reason,
     };
+    if let Some(name) = &plan.daemon {
+        return shared::client::mount(plan, name, &reason);
+    }
     if plan.foreground {
         return serve::run(plan, reason, false).map(|()| ExitCode::SUCCESS);
     }

@@ -1,49 +1,32 @@
 //! Serving a mount: from a plan to the end of the mount, in this process.
 //!
 //! [`choose`] decides which engine serves a plan; [`without_daemon`] makes those mounts that need no process of ours; [`run`] serves the
-//! others. Order: signals are blocked before any thread is made, the stack is open before anything is mounted (so a source may
-//! lie below its own mount point), the control socket is there before the mount is reported ready.
+//! others, by [`crate::serving`]. Order: signals are blocked before any thread is made.
 
 use crate::{
-    cage::{
-        self,
-        report::CageReport,
-        resize::{InodeChange, SizeChange},
-    },
-    control::{self, Answer, Request, Server},
-    daemon, door,
-    failure::{Exit, Failure},
-    figures,
+    cage, control, daemon, door,
+    failure::Failure,
     kernel_engine::{self, KernelMount},
-    mountinfo,
+    log, mountinfo,
     plan::{MountPlan, StackSource},
-    report::{Report, path_text},
-    runtime,
-    settings::{Door, Engine, Verbosity},
-    umount,
-    union::{
-        self,
-        run::{UnionAnswer, UnionRequest},
-    },
+    report::path_text,
+    serving::{self, Live, Surroundings},
+    settings::Engine,
+    umount, union,
 };
-use nacre_fuse::{Mount, MountError};
 use nacre_layers::{
     context::Context,
     spec::{LayerSpec, RemapSpec, StackSpec},
     stack::{self, Stack},
 };
-use nacre_sys::signals::{Signal, Signals};
+use nacre_sys::signals::Signals;
 use nacre_vfs::Errno;
-use parking_lot::Mutex;
 use std::{
     fs, io,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
-    thread,
-    time::{Duration, Instant},
+    sync::Arc,
 };
-use tracing_subscriber::filter::LevelFilter;
 
 /// What serves a mount, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,204 +112,42 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     if background {
         daemon::leave_session()?;
     }
-    log(plan)?;
+    log::start(plan)?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
-    daemon::raise_descriptor_limit();
-    // What a large listing or copy needed goes back when it is over.
-    nacre_sys::memory::keep_large_blocks_apart();
-    let context = surroundings()?;
-    let mut spec = spec(plan)?;
-    clear(&plan.mountpoint, plan)?;
-    let mountpoint = target(&plan.mountpoint)?;
-    let source = source_name(&spec, plan)?;
-    check_sources(&spec, &mountpoint)?;
-    cage::serving::check(&spec, &mountpoint, &context)?;
-    cage::serving::keep_accounts(&mut spec, &mountpoint)?.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let stack = build(&spec, &context)?;
-    stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let options = door::options(plan, &spec, &mountpoint, &source);
-    let judged_below = !options.default_permissions;
-    let mount = Mount::start(Arc::clone(&stack.layer), options).map_err(|error| unmountable(&error))?;
-    let serving = Arc::new(Serving {
-        about: figures::About { source, engine_reason: reason, immutable: plan.door.immutable, started: Instant::now() },
-        spec: Mutex::new(spec),
-        mount,
-        judged_below,
-        stack,
-        context,
-        drains: union::serving::Drains::default(),
-    });
-    narrow(&plan.door, &mountpoint)?;
-    let server = match runtime::own().and_then(|directory| Server::start(&directory, answers(&serving))) {
-        Ok(server) => Some(server),
-        Err(failure) => {
-            // Files matter more than figures.
-            tracing::warn!("`nacre status` and `nacre reload` will not find this mount: {failure}");
-            None
-        }
-    };
+    daemon::settle();
+    let live = Live::start(plan, reason, Surroundings::alone()?)?;
     if background {
         daemon::report_ready()?;
     }
     daemon::leave_directory()?;
-    obey(signals, &serving)?;
-    serving.mount.wait();
-    // Nothing arrives any more: the books can be closed, and the next start need not count.
-    serving.stack.cages().iter().for_each(|cage| cage.shut_down());
-    tracing::info!(mountpoint = %path_text(&mountpoint), "unmounted");
-    drop(server);
+    let serving = Arc::downgrade(&live.serving);
+    serving::obey(signals, move |_| serving.upgrade().into_iter().collect())?;
+    live.wait();
     Ok(())
 }
 
-/// What a running mount consists of.
-struct Serving {
-    about: figures::About,
-    spec: Mutex<StackSpec>,
-    mount: Mount,
-    /// The kernel checks no permissions, so no rule may change what they are.
-    judged_below: bool,
-    stack: Stack,
-    context: Context,
-    /// Of the union, where there is one.
-    drains: union::serving::Drains,
+/// A plan that does not depend on the surroundings of this process any more: for one that another process carries out.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The layers, with absolute sources.
+    pub spec: StackSpec,
+    /// Where, resolved.
+    pub mountpoint: PathBuf,
+    /// The log.
+    pub log_file: Option<PathBuf>,
 }
 
-impl Serving {
-    fn answer(&self, request: Request) -> Answer {
-        let done = match request {
-            Request::Status => {
-                return Answer::Status(Box::new(self.report()));
-            }
-            Request::ResizeCage { cage, size, inodes } => match self.resize(cage, size, inodes) {
-                Ok(report) => return Answer::Cage(Box::new(report)),
-                Err(failure) => Err(failure),
-            },
-            Request::Union(request) => match self.union(request) {
-                Ok(answer) => return Answer::Union(answer),
-                Err(failure) => Err(failure),
-            },
-            Request::Reload { rules } => self.reload(rules.map(|rules| *rules)),
-            Request::Unmount { lazy } => self.unmount(lazy),
-        };
-        match done {
-            Ok(()) => Answer::Done,
-            Err(failure) => Answer::failed(&failure),
-        }
-    }
-
-    fn report(&self) -> Report {
-        let (spec, status) = (self.spec.lock().clone(), self.mount.status());
-        let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
-        let branches = self.stack.union().map(|union| union::serving::branches(&union, &status.mountpoint)).unwrap_or_default();
-        Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
-    }
-
-    /// Gives a cage other limits; what it is like then.
-    fn resize(&self, which: usize, size: Option<SizeChange>, inodes: Option<InodeChange>) -> Result<CageReport, Failure> {
-        let gone = || Failure::new("this mount has no such cage");
-        let mut spec = self.spec.lock();
-        let mut changed = spec.clone();
-        let limits = cage::serving::resized(&mut changed, which, size, inodes, &self.context)?;
-        let cages = self.stack.cages();
-        let resized = cages.get(which).ok_or_else(gone)?.resize(limits);
-        resized.map_err(|error| Failure::new(format!("the limits stay as they were: {error}")))?;
-        *spec = changed;
-        let mut reports = cage::serving::reports(&cages, &spec, &self.mount.status(), &self.about);
-        if which < reports.len() { Ok(reports.swap_remove(which)) } else { Err(gone()) }
-    }
-
-    /// Answers a command on the union, which may change what the stack consists of.
-    fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
-        let mountpoint = self.mount.status().mountpoint;
-        let served = union::serving::Served { stack: &self.stack, context: &self.context, mountpoint: &mountpoint, drains: &self.drains };
-        let answer = served.answer(request);
-        if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
-            *self.spec.lock() = self.stack.spec();
-        }
-        answer
-    }
-
-    fn unmount(&self, lazy: bool) -> Result<(), Failure> {
-        let mut ended = self.mount.unmount(lazy);
-        // Whoever settles the collected writes of a cage is a user of the mount himself, for a moment.
-        let mut patience = if self.stack.cages().is_empty() { 0 } else { 100 };
-        while patience > 0 && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
-            thread::sleep(Duration::from_millis(10));
-            patience -= 1;
-            ended = self.mount.unmount(lazy);
-        }
-        ended.map_err(|error| umount::refused(&path_text(&self.mount.status().mountpoint), &error))
-    }
-
-    /// Puts other rules in place, or has users and groups read again where `rules` is none.
-    fn reload(&self, rules: Option<RemapSpec>) -> Result<(), Failure> {
-        let mut spec = self.spec.lock();
-        let mut changed = spec.clone();
-        if let Some(rules) = rules {
-            if self.judged_below && rules != RemapSpec::default() {
-                return Err(Failure::new("this mount was made without rules, for one user: the kernel would not enforce them")
-                    .next("unmount it and mount it again with the rules"));
-            }
-            let remap = changed.layers.iter_mut().find_map(|layer| match layer {
-                LayerSpec::Remap(remap) => Some(remap),
-                _ => None,
-            });
-            **remap.ok_or_else(|| {
-                Failure::new("this mount has no rules that could be changed").next("unmount it and mount it again with the rules")
-            })? = rules;
-        }
-        let reloaded = self.stack.reload(&changed, &self.context);
-        let warnings = reloaded.map_err(|error| Failure::new(format!("the rules stay as they were: {error}")))?;
-        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        *spec = changed;
-        self.mount.invalidate_everything();
-        tracing::info!("rules are reloaded");
-        Ok(())
-    }
-
-    /// The orderly end that a signal asks for.
-    fn end(&self) {
-        let ended = self.mount.unmount(false).or_else(|error| {
-            tracing::info!(%error, "the mount is in use: it is detached and ends with its last user");
-            self.mount.unmount(true)
-        });
-        if let Err(error) = ended {
-            tracing::error!(%error, "the mount cannot be taken away");
-        }
-    }
-}
-
-/// The control socket must not keep the mount: it answers for as long as it is there.
-fn answers(serving: &Arc<Serving>) -> Arc<dyn Fn(Request) -> Answer + Send + Sync> {
-    let serving: Weak<Serving> = Arc::downgrade(serving);
-    Arc::new(move |request| match serving.upgrade() {
-        Some(serving) => serving.answer(request),
-        None => Answer::failed(&Failure::new("the mount has ended").exit(Exit::NotFound)),
-    })
-}
-
-/// Acts on signals in a thread of its own, which ends with the process.
-fn obey(signals: Signals, serving: &Arc<Serving>) -> Result<(), Failure> {
-    let serving = Arc::downgrade(serving);
-    let act = move || {
-        loop {
-            let signal = match signals.next() {
-                Ok(signal) => signal,
-                Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
-            };
-            let Some(serving) = serving.upgrade() else { return };
-            match signal {
-                Signal::Interrupt | Signal::Terminate => serving.end(),
-                Signal::Hangup | Signal::User1 => {
-                    if let Err(failure) = serving.reload(None) {
-                        tracing::error!(error = %failure, "users and groups are not reloaded");
-                    }
-                }
-            }
-        }
-    };
-    let thread = thread::Builder::new().name("nacre-signals".to_owned()).spawn(act);
-    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
+/// Resolves all that a plan names.
+///
+/// # Errors
+/// As the mount itself would.
+pub fn resolve(plan: &MountPlan) -> Result<Resolved, Failure> {
+    let spec = spec(plan)?;
+    clear(&plan.mountpoint, plan)?;
+    let mountpoint = target(&plan.mountpoint)?;
+    let mut log_file = plan.log_file.clone();
+    log_file.iter_mut().try_for_each(absolute)?;
+    Ok(Resolved { spec, mountpoint, log_file })
 }
 
 /// What `--explain` prints. Opens the stack, so that everything that would be an error is one, and mounts nothing.
@@ -391,7 +212,10 @@ pub fn surroundings() -> Result<Context, Failure> {
 }
 
 /// The stack with absolute sources, from wherever the plan has it.
-fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
+///
+/// # Errors
+/// A file that cannot be read, a stack that is not understood, or one that cannot be mounted so.
+pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
     let mut spec = match &plan.stack {
         StackSource::Spec(spec) => spec.clone(),
         StackSource::File(path) => {
@@ -405,6 +229,9 @@ fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
     };
     spec.directories_mut().into_iter().try_for_each(absolute)?;
     union::place::expand(&mut spec);
+    if plan.program == crate::overlay::NAME {
+        union::place::hide(&mut spec, &plan.mountpoint);
+    }
     for layer in &mut spec.layers {
         if let LayerSpec::Remap(remap) = layer {
             absolute_files(remap)?;
@@ -470,8 +297,18 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
 /// What the system says to its removal.
 pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
     use rustix::io::Errno;
-    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED.
-    if !rustix::fs::statfs(mountpoint).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED)) {
+    // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED, or
+    // ECANCELED as long as its rings are being taken down.
+    let ask = || rustix::fs::statfs(mountpoint).err();
+    let mut lost = ask();
+    for _ in 0..500 {
+        if lost != Some(Errno::CANCELED) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        lost = ask();
+    }
+    if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
         return Ok(());
     }
     let place = control::lexical(mountpoint)?;
@@ -496,7 +333,11 @@ fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {
     }
 }
 
-fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
+/// Whether the sources can be shown at this place.
+///
+/// # Errors
+/// Names what is in the way.
+pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     spec.layers.iter().try_for_each(|layer| match layer {
         LayerSpec::Host(host) => check_source(&host.source, mountpoint),
         _ => Ok(()),
@@ -515,12 +356,19 @@ fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
     }
 }
 
-fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
+/// Builds the layers.
+///
+/// # Errors
+/// Names the layer that cannot be built.
+pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
     stack::build(spec, context).map_err(|error| Failure::new(error.to_string()))
 }
 
 /// The first column of the mount table: as asked for, else the source, resolved.
-fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
+///
+/// # Errors
+/// A source that leads nowhere.
+pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
     if let Some(name) = &plan.door.fsname {
         return Ok(name.clone());
     }
@@ -536,58 +384,4 @@ fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure> {
         Some(layer) => layer.name().to_owned(),
         None => "nacre".to_owned(),
     })
-}
-
-/// Flags that a mount can be given only afterwards.
-fn narrow(door: &Door, mountpoint: &Path) -> Result<(), Failure> {
-    if door.symfollow {
-        return Ok(());
-    }
-    crate::remount::narrow(mountpoint, &["nosymfollow"])
-}
-
-fn unmountable(error: &MountError) -> Failure {
-    let number = match error {
-        MountError::Mount(error) | MountError::Session(error) | MountError::Thread(error) => error.raw_os_error(),
-        MountError::Root(error) => Some(error.raw()),
-    };
-    let failure = Failure::new(error.to_string());
-    if failure.what.contains("user_allow_other") {
-        return failure
-            .exit(Exit::Denied)
-            .next("--no-allow-other mounts for yourself only; root can put user_allow_other into /etc/fuse.conf");
-    }
-    match number {
-        Some(75) => failure.next("an offset moves the owner of the source itself out of the range of ids"),
-        Some(1 | 13) => failure
-            .exit(Exit::Denied)
-            .next("an ordinary user needs fusermount3, the right to write to the mount point, and user_allow_other in /etc/fuse.conf or --no-allow-other"),
-        Some(2) => failure.next("is the FUSE module loaded (modprobe fuse), and fusermount3 installed?"),
-        _ => failure,
-    }
-}
-
-/// Logs go to a file, or to standard error, which leads nowhere once a background mount answers.
-fn log(plan: &MountPlan) -> Result<(), Failure> {
-    let level = match plan.verbosity {
-        Verbosity::Error => LevelFilter::ERROR,
-        Verbosity::Warn => LevelFilter::WARN,
-        Verbosity::Info => LevelFilter::INFO,
-        Verbosity::Debug => LevelFilter::DEBUG,
-        Verbosity::Trace => LevelFilter::TRACE,
-    };
-    let builder = tracing_subscriber::fmt().with_max_level(level).with_target(false);
-    let started = match &plan.log_file {
-        Some(path) => {
-            let file = fs::OpenOptions::new().create(true).append(true).open(path);
-            let file = file.map_err(|error| Failure::io("cannot open the log", path_text(path), &error))?;
-            builder.with_ansi(false).with_writer(std::sync::Mutex::new(file)).try_init()
-        }
-        None => {
-            let terminal = std::io::IsTerminal::is_terminal(&io::stderr());
-            // Whoever reads standard error (a journal) knows the time.
-            builder.with_ansi(terminal).without_time().with_writer(io::stderr).try_init()
-        }
-    };
-    started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
 }

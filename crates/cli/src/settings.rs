@@ -7,6 +7,7 @@ use crate::{
     cage::{engine::FileSystem, settings::CageSettings},
     failure::Failure,
     options::{self, Opt, TABLE},
+    shared,
     words::{self, Given},
 };
 use nacre_layers::{
@@ -18,6 +19,7 @@ use nacre_layers::{
     },
     throttle::rate::Rate,
 };
+use serde::{Deserialize, Serialize};
 use std::{ffi::OsStr, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 /// What serves a mount.
@@ -50,7 +52,7 @@ impl Engine {
 }
 
 /// How the kernel and the daemon talk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Transport {
     /// Rings where the kernel has them, else the device.
     #[default]
@@ -62,7 +64,7 @@ pub enum Transport {
 }
 
 /// Access times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Atime {
     /// None.
     No,
@@ -73,7 +75,7 @@ pub enum Atime {
 }
 
 /// Settings of the mount itself, whatever is mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Door {
     /// No writing, for root either.
     pub read_only: bool,
@@ -157,7 +159,7 @@ impl Default for Door {
 }
 
 /// How much is logged; the default is [`Verbosity::Warn`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verbosity {
     /// Only what failed.
     Error,
@@ -205,6 +207,8 @@ pub struct Settings {
     pub log: Option<Verbosity>,
     /// `--log-file`.
     pub log_file: Option<PathBuf>,
+    /// `--daemon`.
+    pub daemon: Option<String>,
     /// The flags of the mount that were named, as words, in the order given: what a remount changes.
     pub flags: Vec<&'static str>,
     /// The first option given that belongs to a layer, as it is written: `nacre mount` has no use for it.
@@ -361,6 +365,7 @@ impl Settings {
                 self.log = Some(choice(option, value, &known)?);
             }
             Opt::LogFile => self.log_file = Some(file(option, value)?),
+            Opt::Daemon => self.daemon = Some(shared::name(&words::text(name(option), value)?)?),
             Opt::Help => self.help = true,
             Opt::Version => self.version = true,
             Opt::FuseVersion => self.fuse_version = true,
@@ -418,8 +423,22 @@ impl Settings {
         given.iter().try_for_each(|word| self.apply(word.option, &word.value))
     }
 
+    /// Whether one process can be all that was asked for.
+    ///
+    /// # Errors
+    /// It is to be in the foreground, and to serve others, too.
+    pub fn check_process(&self) -> Result<(), Failure> {
+        match &self.daemon {
+            Some(_) if self.foreground => {
+                Err(Failure::usage("--daemon=NAME serves in the background, -f and -d in the foreground").next("leave one of them out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// What can only be said when everything is known.
     fn settle(&mut self) -> Result<(), Failure> {
+        self.check_process()?;
         let remap = &mut self.remap;
         remap.force_user = remap.force_user.take().or(self.deprecated_user.take());
         remap.force_group = remap.force_group.take().or(self.deprecated_group.take());

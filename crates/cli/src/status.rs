@@ -5,9 +5,9 @@
 use crate::{
     columns::{self, Align},
     commands::View,
-    control,
+    control::{self, Peer},
     failure::{Exit, Failure},
-    kernel_engine,
+    kernel_engine, mountinfo,
     report::{LayerReport, OperationReport, Report, path_text, printable},
 };
 use std::{
@@ -85,6 +85,13 @@ pub fn gather(mountpoints: &[PathBuf]) -> Result<Vec<Report>, Failure> {
         // A warning that nobody can read is not worth failing for.
         let _ = writeln!(std::io::stderr(), "nacre: process {pid} serves a mount and does not answer");
     }
+    // To ask a mount whose process is stuck would be to wait for it.
+    let dead = if found.silent.is_empty() { dead(&found.peers) } else { Vec::new() };
+    if mountpoints.is_empty() {
+        for place in &dead {
+            let _ = writeln!(std::io::stderr(), "nacre: the mount at {place} has lost its process; `nacre umount {place}` removes it");
+        }
+    }
     let mut reports: Vec<Report> = found.peers.into_iter().map(|peer| sanitised(peer.report)).collect();
     reports.extend(kernel_engine::records()?);
     reports.sort_by(|a, b| a.mountpoint.cmp(&b.mountpoint));
@@ -96,10 +103,29 @@ pub fn gather(mountpoints: &[PathBuf]) -> Result<Vec<Report>, Failure> {
         let text = path_text(&control::lexical(mountpoint)?);
         let found = reports.iter().find(|report| report.mountpoint == text);
         chosen.push(found.cloned().ok_or_else(|| {
+            if dead.contains(&text) {
+                let what = format!("the mount at {text} has lost its process");
+                return Failure::new(what).exit(Exit::NotFound).next(format!("`nacre umount {text}` removes it"));
+            }
             Failure::new(format!("no mount of nacre answers at {text}")).exit(Exit::NotFound).next("`nacre status` lists those that do")
         })?);
     }
     Ok(chosen)
+}
+
+/// Where mounts of ours are that nobody serves any more; `served` are those that answer.
+fn dead(served: &[Peer]) -> Vec<String> {
+    use rustix::io::Errno;
+    let own = format!("user_id={}", rustix::process::geteuid().as_raw());
+    let ours = |entry: &mountinfo::MountEntry| {
+        ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs"].contains(&entry.kind.as_str()) && entry.data.split(',').any(|word| word == own)
+    };
+    // Without a table of mounts, there are none to tell of.
+    let entries = mountinfo::read().unwrap_or_default().into_iter().filter(ours);
+    let unserved = entries.filter(|entry| !served.iter().any(|peer| peer.report.mountpoint == path_text(&entry.mountpoint)));
+    // Attributes may be answered from what the kernel has kept; this is always asked.
+    let lost = unserved.filter(|entry| rustix::fs::statfs(&entry.mountpoint).is_err_and(|error| error == Errno::NOTCONN));
+    lost.map(|entry| path_text(&entry.mountpoint)).collect()
 }
 
 /// Other users' daemons may say anything: nothing of it may reach a terminal as a command.

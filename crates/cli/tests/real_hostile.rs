@@ -154,10 +154,9 @@ fn at_the_limit_of_descriptors_nothing_breaks() {
     for index in 0..50 {
         fs::create_dir(fixture.below(format!("d{index}"))).unwrap();
     }
-    let wrapper = fixture.scratch.path().join("few");
-    fs::write(&wrapper, format!("#!/bin/sh\nulimit -n 200\nexec {} \"$@\"\n", mounting::nacre().display())).unwrap();
-    fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let child = std::process::Command::new(&wrapper)
+    let child = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""])
+        .arg(mounting::nacre())
         .args(["mirror", "-f"])
         .args(mounting::transport_words(&[]))
         .args([&fixture.source, &fixture.mountpoint])
@@ -284,7 +283,8 @@ fn forwarded_locks_hold_against_the_source() {
     rustix::fs::flock(&above, FlockOperation::Unlock).unwrap();
     rustix::fs::flock(&below, FlockOperation::NonBlockingLockExclusive).unwrap();
     assert!(rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).is_err(), "flock below does not hold above");
-    drop(below);
+    // Not by closing: a child that another test is just starting has a copy of the descriptor until it is another program.
+    rustix::fs::flock(&below, FlockOperation::Unlock).unwrap();
     rustix::fs::flock(&above, FlockOperation::NonBlockingLockExclusive).unwrap();
     // Without the option, the two are apart.
     let fixture = Fixture::mirror(&["--disable-lock-forwarding"]);
@@ -466,7 +466,8 @@ fn a_killed_daemon_leaves_the_source_whole() {
             mounting::kill(reader.pid(), Signal::KILL);
         });
         assert_eq!(fixture.ended(), None, "the daemon died of the signal");
-        assert_eq!(errno(fs::metadata(fixture.at("never asked for"))), ENOTCONN);
+        // Its rings may outlive the process by a moment.
+        eventually("the mount is dead", || errno(fs::metadata(fixture.at("never asked for"))) == ENOTCONN);
         assert_eq!(errno(fs::File::open(fixture.at("0-0"))), ENOTCONN);
         assert_eq!(errno(fs::write(fixture.at("new"), "x")), ENOTCONN);
         for index in 0..synced.load(Ordering::Acquire) {
@@ -679,10 +680,14 @@ fn a_hundred_thousand_visited_files_cost_little_memory() {
     });
     let idle = memory(fixture.pid(), "VmRSS");
     assert!(idle < 20 * 1024, "an idle daemon takes {idle} KiB");
-    sh(&fixture.mountpoint, "find . -type f -size +1k | wc -l");
-    let visited = memory(fixture.pid(), "VmRSS");
-    let inodes = mounting::status::Status::of(&fixture.mountpoint).number("inodes");
-    assert!(inodes >= 100_000, "{inodes} inodes");
+    // The kernel may forget files at any time, as when somebody has it drop its caches: then they are visited again.
+    let (mut visited, mut inodes) = (0, 0);
+    eventually("every file is known", || {
+        sh(&fixture.mountpoint, "find . -type f -size +1k | wc -l");
+        visited = memory(fixture.pid(), "VmRSS");
+        inodes = mounting::status::Status::of(&fixture.mountpoint).number("inodes");
+        inodes >= 100_000
+    });
     let each = visited.saturating_sub(idle) * 1024 / inodes;
     println!("idle {idle} KiB, after {inodes} files {visited} KiB: {each} bytes each");
     assert!(each < 400, "{each} bytes for each visited file (a debug build: 200 is the aim of a release build)");

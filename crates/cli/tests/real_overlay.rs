@@ -208,6 +208,44 @@ fn an_ordinary_user_in_a_namespace_of_his_own() {
     assert_eq!(sh(&overlay.upper, "getfattr --absolute-names --only-values -n user.overlay.opaque d"), "y");
 }
 
+/// `/` as a layer, and a directory that holds all others: neither the mount point nor the upper directory is to be seen in it, and nothing hangs.
+#[test]
+fn a_layer_round_its_own_mount_point() {
+    if !as_root() || !installed("unshare") {
+        return;
+    }
+    for (rootless, lower) in [(false, "/"), (false, "."), (true, "/"), (true, ".")] {
+        let overlay = Overlay::bare("mkdir own; echo 1 > own/file; chown -hR 65534:65534 .");
+        let place = overlay.fixture.scratch.path();
+        let program = place.join("fuse-overlayfs");
+        assert!(run("cp", [nacre(), program.clone()]).status.success());
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let there = if lower == "/" { format!("mount{}", place.display()) } else { "mount".to_owned() };
+        // An ordinary user's copies of directories that are root's cannot be made, in any program.
+        let change =
+            if rootless && lower == "/" { "true" } else { "echo 2 >> own/file; mkdir mount; echo new > mount/new; cat own/file mount/new" };
+        let script = format!(
+            "{}/fuse-overlayfs -o lowerdir={lower},upperdir=upper,workdir=work mount
+             ls mount > /dev/null; cd {there}; ls; {change}; cd {}; timeout 20 find mount -maxdepth 2 > /dev/null 2>&1 || test $? = 1; umount mount",
+            place.display(),
+            place.display()
+        );
+        let script =
+            if rootless { format!("unshare --user --map-root-user --mount sh -ec '{script}'") } else { format!("sh -ec '{script}'") };
+        let id = if rootless { 65_534 } else { 0 };
+        let (code, said) = sh_as(place, id, id, "", &format!("XDG_RUNTIME_DIR=$PWD/work timeout 60 {script}"));
+        if said.contains("unshare failed") || said.contains("unshare: ") {
+            skip("userns", &said);
+            return;
+        }
+        let seen = "fuse-overlayfs\nl1\nl2\nown\nsource\n";
+        let changed = if change == "true" { "" } else { "1\n2\nnew\n" };
+        assert_eq!((code, said), (0, format!("{seen}{changed}")), "{rootless} {lower}");
+        assert_eq!(fs::read(place.join("own/file")).unwrap(), b"1\n", "the layer stays as it is");
+        assert_eq!(fs::read_dir(place.join("mount")).unwrap().count(), 0);
+    }
+}
+
 #[test]
 fn what_a_killed_daemon_leaves_is_cleared_away() {
     if !as_root() {
@@ -247,7 +285,7 @@ fn what_cannot_be_mounted_is_said() {
     if !as_root() {
         return;
     }
-    let overlay = Overlay::bare(LAYERS);
+    let overlay = Overlay::bare(&format!("{LAYERS}; mkdir mount/d"));
     let place = overlay.fixture.scratch.path();
     let mountpoint = overlay.fixture.mountpoint.to_str().unwrap();
     for (words, said) in [
@@ -257,8 +295,8 @@ fn what_cannot_be_mounted_is_said() {
         ("lowerdir=l1,upperdir=upper,workdir=/dev/shm", "same mount"),
         ("lowerdir=l1,upperdir=upper,workdir=upper/d", "upper/d"),
         ("lowerdir=l1:l1", "twice"),
-        ("lowerdir=l1,upperdir=l1/d,workdir=work", "inside"),
-        ("lowerdir=.", "inside"),
+        ("lowerdir=l1/d:l1", "inside"),
+        ("lowerdir=mount/d", "lies inside the mount point"),
         ("lowerdir=l1,uidmapping=1:2", "uidmapping"),
     ] {
         let output = finish(Command::new(nacre()).args(["fuse-overlayfs", "-o", words, mountpoint]).current_dir(place));
@@ -314,6 +352,8 @@ const PODMAN: &str = r#"
     $RUN --rm --uidmap 0:100:1000 --gidmap 0:100:1000 changed:1 /bin/sh -ec 'stat -c %u:%g /etc/group /etc/passwd; touch /tmp/a; stat -c %u:%g /tmp/a'
     $P start -a changes > again 2>&1 || true
     $P rm -f changes > /dev/null
+    # What cleans up after a container runs beside podman.
+    for attempt in $(seq 1000); do grep -q "fuse.fuse-overlayfs" /proc/mounts || break; sleep 0.02; done
     grep -c "fuse.fuse-overlayfs" /proc/mounts || true
 "#;
 
@@ -334,8 +374,10 @@ fn podman(place: &Path, program: &Path, word: &str, rootless: bool) -> Option<St
     fs::write(place.join("podman.sh"), PODMAN).unwrap();
     fs::write(place.join("subid"), "nobody:200000:65536\n").unwrap();
     let user = if rootless { "setpriv --reuid 65534 --regid 65534 --clear-groups env HOME=$PWD XDG_RUNTIME_DIR=$PWD" } else { "" };
+    // A copy of a mount keeps its process from ending: those of other tests go from this namespace at once, some with the one that they lie in.
     let script = format!(
-        "[ -e /sys/fs/cgroup/cgroup.controllers ] || {{ umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; }}
+        "awk '$2 ~ /\\/nacre-test\\./ {{ print $2 }}' /proc/mounts | while read -r mount; do umount -l \"$mount\" 2>/dev/null || true; done
+         [ -e /sys/fs/cgroup/cgroup.controllers ] || {{ umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup; }}
          touch /etc/subuid /etc/subgid; mount --bind subid /etc/subuid; mount --bind subid /etc/subgid
          {user} sh podman.sh {} {word}",
         program.display()

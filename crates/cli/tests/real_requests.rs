@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::status::{Status, least_requests_of, requests_of};
+use mounting::status::{Status, least_requests_of, requests_of, settle};
 use mounting::{Fixture, as_root, sh};
 use std::collections::BTreeMap;
 use std::fs;
@@ -230,15 +230,24 @@ fn an_idle_mount_does_nothing() {
         };
         tasks.map(|task| of_task(task.unwrap().path())).collect::<BTreeMap<String, u64>>()
     };
-    let requests = Status::of(&fixture.mountpoint).number("requests");
+    settle(&fixture.mountpoint);
+    // What the kernel forgets is its own affair, and comes at any time.
+    let requests = || {
+        let mut requests = Status::of(&fixture.mountpoint).requests();
+        requests.retain(|name, _| !name.contains("forget"));
+        requests
+    };
+    let asked = requests();
     std::thread::sleep(std::time::Duration::from_millis(500));
     let before = (ticks(), switches());
     std::thread::sleep(std::time::Duration::from_secs(2));
     let after = (ticks(), switches());
-    assert!(after.0 - before.0 <= 1, "{} clock ticks of CPU in two idle seconds", after.0 - before.0);
+    // A thread that has ended in between takes its ticks along.
+    let used = after.0.saturating_sub(before.0);
+    assert!(used <= 1, "{used} clock ticks of CPU in two idle seconds");
     let woken: BTreeMap<&String, u64> =
         after.1.iter().map(|(task, count)| (task, count - before.1.get(task).unwrap_or(&0))).filter(|(_, count)| *count > 0).collect();
     let woken: BTreeMap<&String, u64> = woken.into_iter().filter(|(task, _)| !answering(task)).collect();
     assert!(woken.values().sum::<u64>() <= 10, "wake-ups in two idle seconds: {woken:?}");
-    assert_eq!(Status::of(&fixture.mountpoint).number("requests"), requests);
+    assert_eq!(requests(), asked);
 }

@@ -306,8 +306,17 @@ fn branches_come_and_go_under_load() {
                 held.read_to_string(&mut content).unwrap();
                 assert_eq!(content, "gold");
             } else {
+                // A branch that takes files is not taken away with what it alone shows.
                 told(["mod", mountpoint, &format!("{}=rw", extra.display())]);
-                told(["del", mountpoint, &at(&extra)]);
+                let refused = union(["del", mountpoint, &at(&extra)]);
+                assert_eq!(refused.status.code(), Some(5), "{}", text(&refused.stderr));
+                assert!(text(&refused.stderr).contains("alone (treasure)"), "{}", text(&refused.stderr));
+                if round % 4 == 1 {
+                    told(["del", "-f", mountpoint, &at(&extra)]);
+                } else {
+                    told(["mod", mountpoint, &format!("{}=ro", extra.display())]);
+                    told(["del", mountpoint, &at(&extra)]);
+                }
             }
             assert!(!fixture.at("treasure").exists(), "round {round}");
         }
@@ -338,6 +347,7 @@ fn a_branch_is_drained_under_load() {
         fs::write(one.join(format!("dir{}/file{number}", number % 5)), vec![number; 100_000]).unwrap();
     }
     fs::hard_link(one.join("dir0/file0"), one.join("dir0/again")).unwrap();
+    fs::hard_link(one.join("dir0/file0"), fixture.scratch.path().join("outside")).unwrap();
     let (list, mountpoint) = (branches(&[(&one, "rw"), (&two, "rw")]), fixture.mountpoint.clone());
     fixture.start(&["union", "-o", "create=ff"], &list, &mountpoint);
     let number = fs::metadata(fixture.at("dir1/file1")).unwrap().ino();
@@ -358,17 +368,24 @@ fn a_branch_is_drained_under_load() {
     held.read_to_end(&mut read).unwrap();
     assert_eq!(read, vec![2; 100_000]);
     drop(held);
-    // Names of one file cannot move one by one; the command says so.
+    // Names of one file move together; where one of them cannot be seen, it stays, and so does the branch.
     let links = union(["drain", mount, one.to_str().unwrap()]);
     assert_eq!(links.status.code(), Some(5));
-    assert!(text(&links.stderr).contains("dir0/again stays: it has 2 names"), "{}", text(&links.stderr));
-    fs::remove_file(fixture.at("dir0/again")).unwrap();
+    assert!(text(&links.stderr).contains("stays: 1 of its 3 names cannot be seen"), "{}", text(&links.stderr));
+    let kept = union(["del", mount, one.to_str().unwrap()]);
+    assert_eq!(kept.status.code(), Some(5));
+    let told_why = text(&kept.stderr);
+    assert!(told_why.contains("are shown from") && told_why.contains("alone (dir0") && told_why.contains("--force"), "{told_why}");
+    fs::remove_file(fixture.scratch.path().join("outside")).unwrap();
     told(["drain", mount, one.to_str().unwrap()]);
+    let [file, again] = ["dir0/file0", "dir0/again"].map(|name| fs::metadata(fixture.at(name)).unwrap());
+    assert_eq!((file.ino(), file.nlink(), again.nlink()), (again.ino(), 2, 2), "one file still");
+    assert_eq!(fs::metadata(two.join("dir0/again")).unwrap().nlink(), 2);
     assert_eq!(names(&one).iter().filter(|name| one.join(name).is_file()).count(), 0, "{:?}", names(&one));
     told(["del", mount, one.to_str().unwrap()]);
     let mut after = names(&mountpoint);
     after.retain(|name| !name.starts_with("load"));
-    assert_eq!(after, before.into_iter().filter(|name| name != "dir0/again").collect::<Vec<_>>());
+    assert_eq!(after, before);
     for number in 0..40_u8 {
         assert_eq!(fs::read(fixture.at(format!("dir{}/file{number}", number % 5))).unwrap(), vec![number; 100_000]);
     }
@@ -460,6 +477,10 @@ fn positions_and_refusals_of_changes() {
     assert_eq!(list(&fixture.mountpoint).len(), 4);
     // What the mount says about itself follows.
     assert!(Status::of(&fixture.mountpoint).text("stack").contains(&format!("branch={}=ro+wh", middle.display())));
+    let missed = union(["del", mountpoint, &path(&top)]);
+    assert_eq!(missed.status.code(), Some(5));
+    assert!(text(&missed.stderr).contains("1 file or directory is shown from") && text(&missed.stderr).contains("alone (new)"));
+    fs::remove_file(fixture.at("new")).unwrap();
     for branch in [&top, &middle, &upper] {
         told(["del", mountpoint, &path(branch)]);
     }
@@ -594,6 +615,72 @@ fn killed_in_the_middle_of_a_copy() {
         assert_eq!(told(["check".as_ref(), list.as_os_str()]), "", "{round}");
         assert_eq!(names(&upper).iter().filter(|name| !name.starts_with("file")).count(), 0, "{round}: nothing is left");
     }
+}
+
+/// Files of three names each go from one branch to the other and back, and the process is killed meanwhile: they are one file each at every moment.
+#[test]
+fn killed_in_the_middle_of_moving_hard_links() {
+    if !as_root() {
+        return;
+    }
+    const FILES: usize = 40;
+    let mut fixture = Fixture::bare();
+    let (one, two) = (fixture.directory("one"), fixture.directory("two"));
+    let content = |number: usize| vec![u8::try_from(number).unwrap(); 5_000];
+    let names_of = |number: usize| [format!("a/file{number}"), format!("b/file{number}"), format!("again{number}")];
+    for directory in ["a", "b"] {
+        fs::create_dir(one.join(directory)).unwrap();
+    }
+    for number in 0..FILES {
+        let [first, second, third] = names_of(number).map(|name| one.join(name));
+        fs::write(&first, content(number)).unwrap();
+        fs::hard_link(&first, second).unwrap();
+        fs::hard_link(&first, third).unwrap();
+    }
+    let (list, mountpoint) = (branches(&[(&one, "rw"), (&two, "rw")]), fixture.mountpoint.clone());
+    let mount = mountpoint.to_str().unwrap().to_owned();
+    let mut numbers: Vec<u64> = Vec::new();
+    let mut went = 0;
+    for round in 0..8_u64 {
+        fixture.start(&["union"], &list, &mountpoint);
+        for number in 0..FILES {
+            let seen = names_of(number).map(|name| fs::metadata(fixture.at(name)).unwrap());
+            assert!(seen.iter().all(|one| one.nlink() == 3 && one.ino() == seen[0].ino()), "{round}: {number}: {seen:?}");
+            match numbers.get(number) {
+                Some(known) => assert_eq!(seen[0].ino(), *known, "{round}: {number}"),
+                None => numbers.push(seen[0].ino()),
+            }
+            for name in names_of(number) {
+                assert_eq!(fs::read(fixture.at(&name)).unwrap(), content(number), "{round}: {name}");
+            }
+        }
+        let from = if round % 2 == 0 { &one } else { &two };
+        let left = || (0..FILES).filter(|number| from.join(format!("again{number}")).exists()).count();
+        let start = left();
+        let mut drain = Command::new(mounting::nacre())
+            .args(["union", "drain", &mount, from.to_str().unwrap()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Each time a little later, however fast the machine is.
+        let wanted = start.saturating_sub(5 * usize::try_from(round).unwrap());
+        eventually("some have moved", || left() <= wanted || drain.try_wait().unwrap().is_some());
+        fixture.signal(Signal::KILL);
+        fixture.ended();
+        drain.wait().unwrap();
+        mounting::clear(&mountpoint);
+        went += start - left();
+    }
+    assert!(went > 0, "nothing has ever moved");
+    fixture.start(&["union"], &list, &mountpoint);
+    told(["drain", &mount, one.to_str().unwrap()]);
+    told(["del", &mount, one.to_str().unwrap()]);
+    // A change by one name is seen by all.
+    OpenOptions::new().append(true).open(fixture.at("a/file7")).unwrap().write_all(b"!").unwrap();
+    assert!(names_of(7).iter().all(|name| fs::read(fixture.at(name)).unwrap() == [content(7), b"!".to_vec()].concat()));
+    assert_eq!(told(["check", &mount]), "");
+    assert_eq!(fs::read_dir(two.join(".wh..wh.links")).unwrap().count(), 0, "nothing is left in the index");
 }
 
 #[test]

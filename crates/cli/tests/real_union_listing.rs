@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::unions::branches;
+use mounting::unions::{branches, told};
 use mounting::{Fixture, as_root};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -98,4 +98,29 @@ fn removed_while_it_is_listed() {
     fs::create_dir(fixture.at("large")).unwrap();
     assert!(once(&fixture.at("large")).is_empty());
     assert_eq!(fs::read_dir(fixture.below("large")).unwrap().count(), LOWER as usize, "the lower branch is as it was");
+}
+
+#[test]
+fn a_branch_is_removed_while_it_is_listed() {
+    if !as_root() {
+        return;
+    }
+    let (fixture, expected) = large(&[]);
+    // More than one reply of its own, and names of the other branches.
+    let extra = fixture.directory("extra");
+    fs::create_dir(extra.join("large")).unwrap();
+    let own: BTreeSet<String> = (0..5000).map(|number| format!("own{number}")).collect();
+    create(&extra.join("large"), own.iter().cloned().chain((LOWER - 4000..LOWER + 1000).map(|number| format!("{number:05}"))));
+    let (mountpoint, path) = (fixture.mountpoint.to_str().unwrap(), extra.to_str().unwrap());
+    told(["add", "--top", mountpoint, path]);
+    let mut listing = fs::read_dir(fixture.at("large")).unwrap();
+    let mut seen: Vec<String> = listing.by_ref().take(3000).map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    told(["del", "--force", mountpoint, path]);
+    seen.extend(listing.map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+    let unique: BTreeSet<String> = seen.iter().cloned().collect();
+    assert!(expected.is_subset(&unique), "a name that was there all the time is missing");
+    assert_eq!(unique.len(), seen.len(), "a name comes twice");
+    assert!(unique.difference(&expected).all(|name| own.contains(name)));
+    assert!(own.difference(&unique).count() > 1000, "the rest went with the branch");
+    assert!(once(&fixture.at("large")) == expected);
 }

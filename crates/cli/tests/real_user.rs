@@ -279,3 +279,30 @@ fn a_user_makes_a_union() {
     assert_eq!(fs::metadata(fixture.at("dir/file")).unwrap().ino(), number);
     assert!(!fixture.at("gone").exists());
 }
+
+#[test]
+fn mounts_share_a_process() {
+    if !as_user("mounts_share_a_process") {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let (other, second) = (fixture.directory("other"), fixture.directory("second"));
+    fs::write(fixture.below("file"), "one").unwrap();
+    fs::write(other.join("file"), "two").unwrap();
+    let mirror = |source: &std::path::Path, mountpoint: &std::path::Path| {
+        let output = run(nacre(), [OsStr::new("mirror"), "-n".as_ref(), "--daemon=mine".as_ref(), source.as_ref(), mountpoint.as_ref()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        Status::of(mountpoint).number("pid")
+    };
+    let pid = mirror(&fixture.source, &fixture.mountpoint);
+    assert_eq!(mirror(&other, &second), pid);
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"two");
+    fs::write(fixture.at("file"), "changed").unwrap();
+    assert_eq!(fs::read(fixture.below("file")).unwrap(), b"changed");
+    for mountpoint in [&fixture.mountpoint, &second] {
+        eventually("the mount is not in use", || run(nacre(), [OsStr::new("umount"), mountpoint.as_ref()]).status.success());
+        assert!(!is_mounted(mountpoint));
+    }
+    let stat = format!("/proc/{pid}/stat");
+    eventually("the process ends", || !fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")));
+}

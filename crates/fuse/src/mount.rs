@@ -303,7 +303,7 @@ fn session_options(options: &FuseOptions) -> SessionOptions {
         TransportChoice::Uring => fusewire::TransportChoice::Uring,
         TransportChoice::Device => fusewire::TransportChoice::Device,
     };
-    SessionOptions { transport, ..SessionOptions::default() }
+    SessionOptions { transport, threads: options.threads, ..SessionOptions::default() }
 }
 
 /// The kernel's caches of one mount.

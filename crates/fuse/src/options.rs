@@ -112,6 +112,8 @@ pub struct FuseOptions {
     pub notify_watchers: bool,
     /// Called in each serving thread before its first request.
     pub worker_setup: Option<WorkerSetup>,
+    /// Threads to start with: per CPU on io_uring, in all on the device (at least 2); more are made as they are needed. 0 chooses.
+    pub threads: u32,
 }
 
 impl FuseOptions {
@@ -147,6 +149,7 @@ impl FuseOptions {
             negative_timeout: None,
             notify_watchers: false,
             worker_setup: None,
+            threads: 0,
         }
     }
 }

@@ -153,7 +153,9 @@ fn file_flags_are_those_of_the_source() {
         fs::write(below("f"), "").unwrap();
         fs::create_dir(below("d")).unwrap();
         let options = HostOptions { coherence: HostCoherence::Exclusive, ioctl: true, ..HostOptions::new(source.path()) };
-        let (_mount, place) = mounted(Arc::new(Host::open(options).unwrap()), transport, |_| {});
+        let (mount, place) = mounted(Arc::new(Host::open(options).unwrap()), transport, |_| {});
+        // Declared after the place: gone before it.
+        let _mount = mount;
         let path = |name: &str| place.path().join(name);
         let flags = |path: &Path| ran("lsattr", &["-d"], path).map(|text| text.split(' ').next().unwrap_or_default().to_owned());
         for name in ["f", "d"] {

@@ -25,6 +25,7 @@ use support::{Mount, getattr, pin, settings, transports};
 
 #[test]
 fn names_and_data_arrive_as_they_were_sent() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         symlink("some/target", mount.path("link")).unwrap();
@@ -52,6 +53,7 @@ fn names_and_data_arrive_as_they_were_sent() {
 
 #[test]
 fn listings_are_whole() {
+    let _alone = alone();
     for transport in transports() {
         for flags in [init::DO_READDIRPLUS, 0] {
             let only = Settings { flags, ..settings() };
@@ -69,6 +71,7 @@ fn listings_are_whole() {
 
 #[test]
 fn handlers_that_wait_do_not_stall_others() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         for i in 0..12 {
@@ -106,6 +109,7 @@ fn handlers_that_wait_do_not_stall_others() {
 
 #[test]
 fn a_burst_of_waiting_requests_finds_threads() {
+    let _alone = alone();
     for transport in transports() {
         let one = SessionOptions { transport, threads: 1, ..SessionOptions::default() };
         let mount = Mount::with_session(one, settings(), &MountOptions::default());
@@ -131,6 +135,7 @@ fn a_burst_of_waiting_requests_finds_threads() {
 
 #[test]
 fn many_users_may_wait_for_locks() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         File::create(mount.path("file")).unwrap();
@@ -163,7 +168,7 @@ fn many_users_may_wait_for_locks() {
 
 #[test]
 fn a_crowd_that_starts_to_wait_at_once_is_served() {
-    let _alone = children();
+    let _alone = alone();
     const CROWD: u64 = 150;
     for transport in transports() {
         for _ in 0..4 {
@@ -191,11 +196,12 @@ fn a_crowd_that_starts_to_wait_at_once_is_served() {
     }
 }
 
-/// Held by tests that start programs, and by those with many files open in a mount of their own. A child has a copy of all descriptors until
-/// it becomes another program: closing a file then asks a session that may have ended meanwhile, and the copy of its device makes it wait.
-fn children() -> std::sync::MutexGuard<'static, ()> {
-    static CHILDREN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    CHILDREN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// Held by every test: one at a time. Some start programs, and a child has a copy of all descriptors of this process until it becomes another
+/// program. Meanwhile a mount in which another test has just closed a file is busy, a program that has just been copied cannot be run, and closing
+/// a file asks a session that may have ended, which the copy of its device makes wait.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// `fcntl(F_SETLKW)` for the whole file.
@@ -208,6 +214,7 @@ fn lock(file: &File) -> std::io::Result<()> {
 
 #[test]
 fn a_signal_interrupts_a_waiting_request() {
+    let _alone = alone();
     extern "C" fn nothing(_: libc::c_int) {}
     // SAFETY: the handler does nothing; no SA_RESTART, so that the call returns EINTR.
     unsafe {
@@ -238,6 +245,7 @@ fn a_signal_interrupts_a_waiting_request() {
 
 #[test]
 fn a_panic_is_an_error_of_one_request() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         for _ in 0..10 {
@@ -250,6 +258,7 @@ fn a_panic_is_an_error_of_one_request() {
 
 #[test]
 fn unmounting_while_busy() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         std::fs::write(mount.path("file"), b"text").unwrap();
@@ -274,7 +283,7 @@ fn unmounting_while_busy() {
 
 #[test]
 fn somebody_else_may_unmount() {
-    let _alone = children();
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         assert!(Command::new("umount").arg(mount.dir.path()).status().unwrap().success());
@@ -292,6 +301,7 @@ fn somebody_else_may_unmount() {
 
 #[test]
 fn an_abort_frees_everybody() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         let file = File::create(mount.path("file")).unwrap();
@@ -311,6 +321,7 @@ fn an_abort_frees_everybody() {
 
 #[test]
 fn an_abort_leaves_what_is_mounted_on_top() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         let flags = rustix::mount::MountFlags::empty();
@@ -328,6 +339,7 @@ fn an_abort_leaves_what_is_mounted_on_top() {
 
 #[test]
 fn dropping_a_session_in_use_ends_it() {
+    let _alone = alone();
     for transport in transports() {
         let Mount { fs, session, dir } = Mount::new(transport);
         let file = File::create(dir.path().join("file")).unwrap();
@@ -345,7 +357,7 @@ fn dropping_a_session_in_use_ends_it() {
 
 #[test]
 fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
-    let _alone = children();
+    let _alone = alone();
     for transport in transports() {
         let dir = tempfile::tempdir().unwrap();
         let word = if transport == TransportChoice::Uring { "uring" } else { "device" };
@@ -365,6 +377,7 @@ fn a_killed_daemon_leaves_a_mount_that_can_be_removed() {
 
 #[test]
 fn notifications_make_the_kernel_ask_again() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         File::create(mount.path("file")).unwrap();
@@ -409,6 +422,7 @@ fn notifications_make_the_kernel_ask_again() {
 
 #[test]
 fn passthrough_sends_no_data_requests() {
+    let _alone = alone();
     for transport in transports() {
         let flags = settings().flags | init::PASSTHROUGH;
         let mount = Mount::with(transport, Settings { flags, max_stack_depth: 1, ..settings() }, &MountOptions::default());
@@ -432,6 +446,7 @@ fn passthrough_sends_no_data_requests() {
 
 #[test]
 fn without_the_flag_nothing_can_be_registered() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         let file = tempfile::tempfile().unwrap();
@@ -441,6 +456,7 @@ fn without_the_flag_nothing_can_be_registered() {
 
 #[test]
 fn a_moment_is_reached_when_the_requests_are_answered() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         File::create(mount.path("gated")).unwrap();
@@ -471,6 +487,7 @@ fn a_moment_is_reached_when_the_requests_are_answered() {
 
 #[test]
 fn replies_are_in_the_kernel_when_a_moment_is_reached() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         File::create(mount.path("file")).unwrap();
@@ -491,6 +508,7 @@ fn replies_are_in_the_kernel_when_a_moment_is_reached() {
 
 #[test]
 fn requests_of_our_own_threads_are_known() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         let path = mount.dir.path().to_str().unwrap().as_bytes().to_vec();
@@ -503,6 +521,7 @@ fn requests_of_our_own_threads_are_known() {
 
 #[test]
 fn mounts_on_files_and_with_odd_names() {
+    let _alone = alone();
     for transport in transports() {
         for method in [Method::Direct, Method::Fusermount] {
             let dir = tempfile::tempdir().unwrap();
@@ -543,6 +562,7 @@ fn mounts_on_files_and_with_odd_names() {
 
 #[test]
 fn what_fusermount_says_is_in_the_error() {
+    let _alone = alone();
     if transports().is_empty() {
         return;
     }
@@ -561,6 +581,7 @@ fn what_fusermount_says_is_in_the_error() {
 
 #[test]
 fn many_threads_at_once() {
+    let _alone = alone();
     for transport in transports() {
         let mount = Mount::new(transport);
         std::thread::scope(|scope| {
@@ -584,7 +605,7 @@ fn many_threads_at_once() {
 /// The example, as nobody, over `fusermount3`.
 #[test]
 fn an_ordinary_user_can_mount() {
-    let _alone = children();
+    let _alone = alone();
     use std::os::unix::fs::{PermissionsExt, chown};
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
@@ -622,7 +643,7 @@ fn an_ordinary_user_can_mount() {
 
 #[test]
 fn without_descriptors_for_rings_the_device_serves() {
-    let _alone = children();
+    let _alone = alone();
     if !transports().contains(&TransportChoice::Uring) {
         return;
     }

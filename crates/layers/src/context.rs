@@ -3,6 +3,7 @@
 use crate::{
     accounts::{Accounts, Processes},
     clock::Clock,
+    host::Company,
 };
 use nacre_vfs::Result;
 use std::{fmt, sync::Arc};
@@ -69,6 +70,8 @@ pub struct Context {
     pub clock: Arc<dyn Clock>,
     /// How to wait.
     pub waiting: Waiting,
+    /// Where the same for several stacks of one process, their directories are watched together. What one of them changes no other may show.
+    pub company: Option<Arc<Company>>,
 }
 
 impl fmt::Debug for Context {

@@ -47,6 +47,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
 };
+pub use watch::{Company, Tree};
 
 /// How a host directory is served.
 #[derive(Clone, Debug)]
@@ -65,6 +66,8 @@ pub struct HostOptions {
     pub ioctl: bool,
     /// Show block devices as regular files of the device's size, with its content.
     pub block_devices: bool,
+    /// The tree that it is shown in, of the company that it may hear with.
+    pub tree: Option<Tree>,
 }
 
 impl HostOptions {
@@ -84,6 +87,7 @@ impl From<&HostSpec> for HostOptions {
             forward_odirect: spec.forward_odirect.filter(|&align| align > 0),
             ioctl: spec.ioctl,
             block_devices: false,
+            tree: None,
         }
     }
 }
@@ -182,7 +186,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        self.shared.watch.stop();
+        self.shared.watch.stop(&self.shared);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Locks of one file in memory: byte ranges (`fcntl`) and whole files (`flock`). Waiting is interrupted by nothing.
+//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves that have no kernel below (`mem`, `dataset`).
+//! Waiting is interrupted by nothing.
 
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner, Result};
 use parking_lot::{Condvar, Mutex};
@@ -12,7 +13,7 @@ struct Held {
 
 /// The locks of one file.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
+pub(crate) struct Locks {
     held: Mutex<Held>,
     released: Condvar,
 }
@@ -51,11 +52,11 @@ impl Held {
 }
 
 impl Locks {
-    pub(super) fn test(&self, owner: LockOwner, lock: FileLock) -> FileLock {
+    pub(crate) fn test(&self, owner: LockOwner, lock: FileLock) -> FileLock {
         self.held.lock().in_the_way(owner, &lock).unwrap_or(FileLock { kind: LockKind::Unlock, ..lock })
     }
 
-    pub(super) fn set(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
+    pub(crate) fn set(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         while lock.kind != LockKind::Unlock && held.in_the_way(owner, &lock).is_some() {
             if !wait {
@@ -68,7 +69,7 @@ impl Locks {
         Ok(())
     }
 
-    pub(super) fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
+    pub(crate) fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         let others = |held: &Held| held.whole.iter().any(|(holder, other)| *holder != owner && clash(*other, kind));
         while kind != LockKind::Unlock && others(&held) {
@@ -86,7 +87,7 @@ impl Locks {
     }
 
     /// Everything of an owner goes, as when a process closes the file.
-    pub(super) fn release(&self, owner: LockOwner) {
+    pub(crate) fn release(&self, owner: LockOwner) {
         self.held.lock().ranges.retain(|(holder, _)| *holder != owner);
         self.released.notify_all();
     }

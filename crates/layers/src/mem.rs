@@ -9,11 +9,12 @@
 mod content;
 mod file;
 mod inode;
-mod locks;
 mod names;
 #[cfg(test)]
 mod tests;
 mod xattrs;
+
+pub(crate) use xattrs::check as check_xattr;
 
 use file::MemFile;
 use inode::{Birth, Directory, Inode, What};

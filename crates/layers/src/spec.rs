@@ -213,6 +213,8 @@ settings! {
         "ioctl" => ioctl: bool,
         /// As a branch of a union: a directory outside the source on the same mount, for copies that are being made and the like.
         "work" => work: Option<PathBuf>,
+        /// A directory below the source that does not exist in it; may be given several times.
+        "without" => without: Vec<PathBuf>,
     }
 }
 

@@ -10,7 +10,7 @@ mod union;
 use crate::{
     cage::{Cage, Storage, ledger::Limits},
     context::Context,
-    host::{Host, HostOptions},
+    host::{Company, Host, HostOptions, Tree},
     mem::Mem,
     override_stat::{self, Attribute, OverrideStat},
     readonly::Readonly,
@@ -22,10 +22,11 @@ use crate::{
     },
     throttle::{Rates, Throttle},
     trace::Trace,
+    without::Without,
 };
 use nacre_vfs::{Errno, Filtered, Layer, Node};
 use parking_lot::Mutex;
-use std::{error::Error, fmt, path::Path, sync::Arc};
+use std::{error::Error, fmt, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 pub use union::BranchError;
 
 /// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
@@ -84,14 +85,22 @@ fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl fmt::Displa
 /// # Errors
 /// A stack that cannot stand, a source that cannot be opened, settings that are not understood.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
+    let tree = context.company.as_ref().map(Company::tree);
+    build_in(spec, context, tree.as_ref())
+}
+
+/// The same as part of a tree, which all branches of a union are together.
+fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<Stack, BuildError> {
     spec.check()?;
+    // A cage keeps books by what it is told of changes that are not its own.
+    let tree = tree.filter(|_| !spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Cage(_))));
     let (mut warnings, mut handles) = (Vec::new(), Vec::new());
     let mut top: Option<Arc<dyn Layer>> = None;
     let mut work = None;
     for (place, layer) in spec.layers.iter().enumerate() {
         let (built, handle) = match (layer, top) {
             (LayerSpec::Host(host), None) => {
-                let opened = within(place, layer, open_host(host, spec))?;
+                let opened = within(place, layer, open_host(host, spec, tree))?;
                 work = opened.1;
                 (opened.0, Handle::Fixed)
             }
@@ -114,8 +123,9 @@ pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, BuildError> {
 }
 
 /// Opens a directory, and its work directory where it has one.
-fn open_host(host: &HostSpec, spec: &StackSpec) -> Result<(Arc<dyn Layer>, Option<Node>), String> {
-    let options = HostOptions { block_devices: spec.layers.iter().any(shows_devices), ..HostOptions::from(host) };
+fn open_host(host: &HostSpec, spec: &StackSpec, tree: Option<&Tree>) -> Result<(Arc<dyn Layer>, Option<Node>), String> {
+    let block_devices = spec.layers.iter().any(shows_devices);
+    let options = HostOptions { block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
     let opened = Host::open(options).map_err(|error| {
         format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display())
     })?;
@@ -128,7 +138,13 @@ fn open_host(host: &HostSpec, spec: &StackSpec) -> Result<(Arc<dyn Layer>, Optio
         })
     });
     let work = work.transpose()?;
-    Ok((Arc::new(opened), work))
+    let below: Vec<_> = host.without.iter().filter_map(|path| path.strip_prefix(&host.source).ok()).collect();
+    if below.is_empty() {
+        return Ok((Arc::new(opened), work));
+    }
+    let below: Vec<_> = below.into_iter().map(|path| path.as_os_str().as_bytes().to_vec()).collect();
+    let without = Without::new(Arc::new(opened), &below).map_err(|error| format!("cannot look into {}: {error}", host.source.display()))?;
+    Ok((Arc::new(without), work))
 }
 
 /// Puts owners, modes and types from attributes over a layer that carries them, or is to.

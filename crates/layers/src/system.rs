@@ -77,6 +77,7 @@ impl Context {
             devices: Arc::new(SystemDevices),
             clock: Arc::new(SystemClock::default()),
             waiting: simply_waiting(),
+            company: None,
         })
     }
 }

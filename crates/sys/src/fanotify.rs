@@ -87,6 +87,16 @@ pub fn ignore_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> 
     check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
 }
 
+/// Undoes [`ignore_mount`]: also what is done through files that are open already is reported again.
+///
+/// # Errors
+/// ENOENT where nothing was ignored.
+pub fn hear_mount(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask) -> io::Result<()> {
+    let flags = libc::FAN_MARK_REMOVE | libc::FAN_MARK_MOUNT | libc::FAN_MARK_IGNORE_SURV;
+    // SAFETY: a null path means the file of the descriptor itself.
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
+}
+
 /// The id that events of the file system of `file` carry (`f_fsid` of statfs(2), whose fields the C library hides).
 ///
 /// # Errors

@@ -23,7 +23,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-vfs", &[], &[]),
     ("nacre-sys", &[], &[]),
     ("fusewire", &[], &[]),
-    ("nacre-layers", &["nacre-vfs", "nacre-sys", "nacre-union"], &["nacre-testkit"]),
+    ("nacre-layers", &["nacre-vfs", "nacre-sys", "nacre-union", "nacre-pool"], &["nacre-testkit"]),
     ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-union", &["nacre-vfs", "nacre-sys"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-pool", &[], &[]),

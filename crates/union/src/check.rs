@@ -74,7 +74,7 @@ impl DirSink for Reserved {
 struct Visible(Vec<Vec<u8>>);
 
 impl Present for Visible {
-    fn present(&mut self, _: usize, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+    fn present(&mut self, _: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
         self.0.push(name.bytes().to_vec());
         Ok(true)
     }

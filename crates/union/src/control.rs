@@ -12,6 +12,7 @@ use crate::{
     node::UnionNode,
     open_file::UnionFile,
     policy::Space,
+    sole::Sole,
     tier,
     union::{Member, OWN, Shared, Union, believe},
     watch,
@@ -34,6 +35,8 @@ const BURST: Duration = Duration::from_millis(20);
 const CLOSING: Duration = Duration::from_millis(500);
 /// How many files are named that are in the way.
 const NAMED: usize = 5;
+/// Names that are looked at again, while everybody waits, before a branch goes.
+const LOOKED_AT_ALONE: usize = 10_000;
 
 /// Why a change was refused: a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,14 +156,24 @@ impl Control {
         Ok(slot)
     }
 
-    /// Removes a branch. What is on it stays there. With `force`, files open on it go on being served from it.
+    /// Removes a branch. What is on it stays there. With `force`, files open on it go on being served from it, and what only it shows or hides
+    /// is no longer shown or hidden.
     ///
     /// # Errors
-    /// ENOENT where there is no such branch, EINVAL for the last one, EBUSY where files are open on it.
+    /// ENOENT where there is no such branch, EINVAL for the last one, EBUSY where files are open on it, and where it is writable and users would miss
+    /// something without it.
     pub fn remove(&self, slot: u8, force: bool) -> Result<(), ChangeError> {
         let shared = &self.shared;
         let _slots = shared.changing.lock();
         let branch = shared.in_slot(slot)?;
+        {
+            let _branches = shared.gate.read();
+            shared.settle();
+        }
+        if !force && shared.has_moves_to(&branch) {
+            let text = format!("a file on {} is still on its way there: drain the other branch again, or use force", branch.name.display());
+            return Err(ChangeError::new(Errno::EBUSY, text));
+        }
         let before: Vec<Arc<Branch>> = shared.branches().to_vec();
         let after: Vec<_> = before.iter().filter(|other| other.slot != slot).map(Arc::clone).collect();
         if after.is_empty() {
@@ -170,14 +183,26 @@ impl Control {
             let busy = |files: &[_]| ChangeError::new(Errno::EBUSY, in_use(&branch, files, "close them, drain the branch, or use force"));
             shared.wait_for_closing(|file| file.is_on(&branch)).map_err(|files| busy(&files))?;
         }
-        shared.replace_if(&before, after, |shared| {
+        // On a read-only branch there is nothing that could have been moved off it.
+        let guarded = !force && branch.is_writable();
+        let was_draining = branch.is_draining();
+        let looked_at = if guarded { Some(shared.missed(&branch)?) } else { None };
+        let done = shared.replace_if(&before, after, |shared| {
             let open = shared.open_files();
             let there: Vec<_> = open.into_iter().filter(|(_, file)| file.is_on(&branch)).map(|(node, _)| node).collect();
-            match force || there.is_empty() {
-                true => Ok(()),
-                false => Err(ChangeError::new(Errno::EBUSY, in_use(&branch, &there, "close them, drain the branch, or use force"))),
+            if !force && !there.is_empty() {
+                return Err(ChangeError::new(Errno::EBUSY, in_use(&branch, &there, "close them, drain the branch, or use force")));
             }
-        })?;
+            // Something may have been renamed to where had been looked before.
+            match looked_at {
+                Some(few) if few <= LOOKED_AT_ALONE => refuse_loss(&branch, shared.sole(&branch, || ())).map(drop),
+                _ => Ok(()),
+            }
+        });
+        if done.is_err() && guarded {
+            branch.set_draining(was_draining);
+        }
+        done?;
         shared.let_go(&branch);
         Ok(())
     }
@@ -223,6 +248,20 @@ impl Control {
     }
 }
 
+/// Refuses to take out a branch that users would miss; answers how many names have been looked at.
+fn refuse_loss(branch: &Branch, sole: Result<Sole, Errno>) -> Result<usize, ChangeError> {
+    let failed = |error: Errno| {
+        let text =
+            format!("{} cannot be looked at: {error}: nobody knows what would be missed; repair it, or use force", branch.name.display());
+        ChangeError::new(error, text)
+    };
+    let sole = sole.map_err(failed)?;
+    match sole.reason(branch) {
+        Some(reason) => Err(ChangeError::new(Errno::EBUSY, reason)),
+        None => Ok(sole.looked_at),
+    }
+}
+
 /// "3 files on /ssd are in use (a/b, c, ...): WHAT"
 fn in_use(branch: &Branch, files: &[Arc<UnionNode>], what: &str) -> String {
     format!("{} in use on {} ({}): {what}", count(files.len()), branch.name.display(), names(files))
@@ -245,6 +284,21 @@ fn names(files: &[Arc<UnionNode>]) -> String {
 }
 
 impl Shared {
+    /// Makes sure that nobody would miss anything without a branch, which takes nothing new from then on. Answers how many names were looked at.
+    fn missed(&self, branch: &Arc<Branch>) -> Result<usize, ChangeError> {
+        let was_draining = branch.is_draining();
+        {
+            // Creations under way end first.
+            let _alone = self.alone()?;
+            branch.set_draining(true);
+        }
+        let looked = refuse_loss(branch, self.sole(branch, || self.gate.read()));
+        if looked.is_err() {
+            branch.set_draining(was_draining);
+        }
+        looked
+    }
+
     /// The branch in a slot.
     ///
     /// # Errors
@@ -336,8 +390,16 @@ impl Shared {
             let names: Vec<PathBuf> = after.iter().map(|branch| branch.name.clone()).collect();
             let place = |index: usize| before.get(index).map(|branch| branch.index()).filter(|index| *index != usize::MAX);
             self.routes.store(Arc::new(routes.moved(&place, &names)));
+            for gone in before.iter().filter(|old| !after.iter().any(|new| new.slot == old.slot)) {
+                self.listings.branch_is_gone(gone.slot);
+            }
         }
         drop(alone);
+        {
+            // What was interrupted when a branch was away.
+            let _branches = self.gate.read();
+            self.settle();
+        }
         self.tell(&Invalidation::Everything);
         done
     }

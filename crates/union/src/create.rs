@@ -300,6 +300,7 @@ impl Shared {
             return Err(Errno::EPERM);
         }
         check_name(name)?;
+        self.settled(node.id)?;
         if self.lookup(caller, &Node::new(Arc::clone(&parent)), name).is_ok() {
             return Err(Errno::EEXIST);
         }

@@ -7,6 +7,7 @@
 use crate::{
     branches::Branch,
     control::{ChangeError, Control},
+    linked::Scans,
     listing::{Present, Request},
     lookup::Found,
     marks,
@@ -15,7 +16,7 @@ use crate::{
     remove::{holds_marks_only, lock_names, source},
     union::{OWN, Shared},
 };
-use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Result};
+use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Kind, Name, Result};
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -75,6 +76,7 @@ struct Drain<'a> {
     shared: &'a Arc<Shared>,
     branch: Arc<Branch>,
     report: DrainReport,
+    scans: Scans,
     progress: &'a mut dyn FnMut(&DrainProgress) -> bool,
 }
 
@@ -102,7 +104,7 @@ impl Control {
             branch.set_draining(true);
             branch
         };
-        let mut drain = Drain { shared: &self.shared, branch, report: DrainReport::default(), progress };
+        let mut drain = Drain { shared: &self.shared, branch, report: DrainReport::default(), scans: Scans::default(), progress };
         drain.run();
         Ok(drain.report)
     }
@@ -110,6 +112,12 @@ impl Control {
 
 impl Drain<'_> {
     fn run(&mut self) {
+        {
+            let _branches = self.shared.gate.read();
+            if let Err(error) = self.shared.finish_moves() {
+                self.stays(crate::work::LINKS.to_vec(), format!("what was interrupted earlier cannot be ended: {error}"));
+            }
+        }
         let root = Arc::clone(&self.shared.root);
         let mut frames = Vec::new();
         frames.extend(self.enter(root));
@@ -127,18 +135,43 @@ impl Drain<'_> {
             let directory = Arc::clone(&frame.directory);
             match self.find(&directory, &name) {
                 Ok(Some(node)) if node.kind == Kind::Directory => frames.extend(self.enter(node)),
+                // A copy stands for what is still there.
+                Ok(Some(node)) if !node.top().is_ok_and(|top| top.branch.slot == self.branch.slot) => {}
                 Ok(Some(node)) => self.file(&node),
                 Ok(None) | Err(Errno::ENOENT | Errno::ESTALE) => {}
                 Err(error) => self.stays(path_in(&directory, &name), error.to_string()),
             }
         }
-        let kept = {
+        self.index();
+    }
+
+    /// What the hard-link index of the branch still keeps.
+    fn index(&mut self) {
+        let records = {
             let _branches = self.shared.gate.read();
-            self.shared.links.kept_on(&self.branch)
+            self.shared.links.records_on(&self.branch)
         };
-        for entry in kept {
-            self.stays([crate::work::LINKS, b"/", &entry].concat(), "hard links are kept there".to_owned());
+        for (id, counts_only) in records {
+            if self.report.stopped || !self.branch.is_member() {
+                self.report.stopped = true;
+                return;
+            }
+            let done = if counts_only { self.count(id).map(|()| None) } else { self.shared.indexed_node(id) };
+            match done {
+                // Names on read-only branches show it.
+                Ok(Some(node)) => self.file(&node),
+                Ok(None) => {}
+                Err(error) => self.stays(crate::work::LINKS.to_vec(), error.to_string()),
+            }
         }
+    }
+
+    /// Keeps a count of names on another branch.
+    fn count(&self, id: FileId) -> Result<()> {
+        let _branches = self.shared.gate.read();
+        let branches = self.shared.branches();
+        let other = branches.iter().find(|other| other.creates() && other.slot != self.branch.slot).ok_or(Errno::EROFS)?;
+        self.shared.links.move_counter(id, other)
     }
 
     fn stays(&mut self, path: Vec<u8>, why: String) {
@@ -160,7 +193,7 @@ impl Drain<'_> {
     }
 
     fn file(&mut self, node: &Arc<UnionNode>) {
-        let path = node.path().unwrap_or_default();
+        let path = node.path().unwrap_or_else(|| crate::work::LINKS.to_vec());
         let mut last = Stay::Changed;
         let mut attempt = 0;
         while attempt < ATTEMPTS {
@@ -174,7 +207,7 @@ impl Drain<'_> {
                     stop |= !(self.progress)(&told);
                     !stop
                 };
-                (self.shared.relocate(node, &Goal::Anywhere, &mut pace), stop)
+                (self.shared.relocate_all(node, &Goal::Anywhere, &mut pace, &mut self.scans), stop)
             };
             match moved {
                 Ok(bytes) => {
@@ -255,7 +288,8 @@ impl Drain<'_> {
     }
 }
 
-fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
+/// The path of a name in a directory.
+pub(crate) fn path_in(directory: &UnionNode, name: &[u8]) -> Vec<u8> {
     let mut path = directory.path().unwrap_or_default();
     if !path.is_empty() {
         path.push(b'/');
@@ -271,8 +305,8 @@ struct There {
 }
 
 impl Present for There {
-    fn present(&mut self, source: usize, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
-        if self.home == Some(source) || kind.is_none_or(|kind| kind == Kind::Directory) {
+    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        if self.home == source || kind.is_none_or(|kind| kind == Kind::Directory) {
             self.names.push(name.bytes().to_vec());
         }
         Ok(true)
@@ -315,7 +349,7 @@ impl Shared {
     }
 
     /// The names that a directory of a branch hides.
-    fn hidden_by(&self, part: &Part) -> Result<Vec<Vec<u8>>> {
+    pub(crate) fn hidden_by(&self, part: &Part) -> Result<Vec<Vec<u8>>> {
         let (branch, layer) = (&part.branch, &*part.branch.layer);
         let mut marked = Marked { x: part.x_directory, names: Vec::new(), next: 0, seen: 0 };
         loop {

@@ -66,7 +66,16 @@ fn mark(root: FileId) -> u64 {
 impl Identities {
     /// The number of a file that has no other origin.
     pub(crate) fn of(&self, id: FileId) -> FileId {
-        let index = self.index(id.fs, None);
+        self.of_on(self.file_system(id.fs), id)
+    }
+
+    /// The index of a file system: the same as long as it is part of the union.
+    pub(crate) fn file_system(&self, fs: u64) -> u64 {
+        self.index(fs, None)
+    }
+
+    /// The same as [`Identities::of`] for many files of a file system with this index.
+    pub(crate) fn of_on(&self, index: u64, id: FileId) -> FileId {
         let ino = if index < OVERFLOW && id.ino >> BITS == 0 { index << BITS | id.ino } else { self.large(id) };
         FileId { fs: FS, ino, generation: id.generation }
     }

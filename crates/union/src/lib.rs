@@ -6,7 +6,9 @@
 //! * `copy_up.rs`, `grow.rs` and `whole.rs` bring files, directories and trees to branches where they may be changed, `redirect.rs` saves that;
 //! * `relocate.rs` moves files between branches: off full ones, off those that are being drained (`drain.rs`), between tiers (`tier.rs`), and
 //!   when they are opened (`on_open.rs`); `locate.rs` tells where they are;
-//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of files then;
+//! * `linked.rs` does so with files that have several names, `moved.rs` keeps these one file meanwhile;
+//! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of files then; `sole.rs` says what users would miss
+//!   without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
 //! * `check.rs` looks for what a crash has left behind;
 //! * `identity.rs` and `links.rs` keep inode numbers and hard links what they were; `watch.rs` passes on what branches notice;
@@ -26,11 +28,13 @@ mod drain;
 mod explain;
 mod grow;
 mod identity;
+mod linked;
 mod links;
 mod listing;
 mod locate;
 mod lookup;
 mod marks;
+mod moved;
 mod node;
 mod on_open;
 mod open_file;
@@ -41,6 +45,7 @@ mod relocate;
 mod remove;
 mod rename;
 mod renew;
+mod sole;
 mod tier;
 mod union;
 mod watch;

@@ -11,6 +11,7 @@ use crate::{
     branches::Branch,
     identity::{Identities, Written},
     marks::Namespace,
+    moved::{self, Moved},
     node::{Part, UnionNode},
     union::OWN,
 };
@@ -54,12 +55,14 @@ impl Record {
 
 /// The indexes of all branches.
 pub(crate) struct Links {
-    identities: Arc<Identities>,
+    pub(crate) identities: Arc<Identities>,
     records: RwLock<HashMap<FileId, Record>>,
     /// Where counts can be kept, from the top down.
     writable: Mutex<Vec<Arc<Branch>>>,
     /// Held while an entry changes on its branch.
     changing: Mutex<()>,
+    /// Files whose names are on their way to another branch.
+    pub(crate) moved: Moved,
 }
 
 fn attribute(branch: &Branch) -> &'static [u8] {
@@ -69,17 +72,25 @@ fn attribute(branch: &Branch) -> &'static [u8] {
     }
 }
 
-/// The number in the name of an entry, and whether it only counts; `None` for what is no entry.
-fn parse(name: &[u8]) -> Option<(Written, bool)> {
+/// What an entry is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Copy,
+    Counter,
+    Moved,
+    List,
+}
+
+/// The number in the name of an entry, and what it is; `None` for what is no entry.
+fn parse(name: &[u8]) -> Option<(Written, What)> {
     let text = std::str::from_utf8(name).ok()?;
-    let (number, counts_only) = match text.strip_suffix(COUNTER) {
-        Some(number) => (number, true),
-        None => (text, false),
-    };
+    let endings = [(COUNTER, What::Counter), (moved::COPY, What::Moved), (moved::LIST, What::List)];
+    let ending = endings.iter().find_map(|(ending, what)| Some((text.strip_suffix(ending)?, *what)));
+    let (number, what) = ending.unwrap_or((text, What::Copy));
     let mut parts = number.split('-').map(|text| u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16));
     let mut next = || parts.next().flatten();
     let written = (next()?, next()?, next()?);
-    if parts.next().is_some() { None } else { Some((written, counts_only)) }
+    if parts.next().is_some() { None } else { Some((written, what)) }
 }
 
 #[derive(Default)]
@@ -102,13 +113,14 @@ impl DirSink for Names {
 impl Links {
     /// An empty one.
     pub(crate) fn new(identities: Arc<Identities>) -> Links {
-        Links { identities, records: RwLock::default(), writable: Mutex::default(), changing: Mutex::default() }
+        Links { identities, records: RwLock::default(), writable: Mutex::default(), changing: Mutex::default(), moved: Moved::default() }
     }
 
     /// The name of an entry: the number as it is written down, so that it means the same file wherever its branch stands in the list.
     fn entry_name(&self, id: FileId, counts_only: bool) -> Vec<u8> {
-        let (mark, ino, generation) = self.identities.written(id);
-        format!("{mark:016x}-{ino:016x}-{generation:016x}{}", if counts_only { COUNTER } else { "" }).into_bytes()
+        let mut name = entry_of(&self.identities, id);
+        name.extend_from_slice(if counts_only { COUNTER } else { "" }.as_bytes());
+        name
     }
 
     /// Reads the indexes of all branches anew, those and no others.
@@ -122,6 +134,7 @@ impl Links {
         }
         *self.records.write() = fresh.records.into_inner();
         *self.writable.lock() = fresh.writable.into_inner();
+        self.moved.replace(fresh.moved);
         Ok(())
     }
 
@@ -134,21 +147,35 @@ impl Links {
             self.writable.lock().push(Arc::clone(branch));
         }
         let Some(directory) = branch.links() else { return Ok(()) };
-        let mut page = Names::default();
+        let (mut page, mut lists, mut copies) = (Names::default(), Vec::new(), Vec::new());
         loop {
             page.names.clear();
             branch.layer.readdir(&OWN, directory, page.next, false, &mut page)?;
             if page.names.is_empty() {
-                return Ok(());
+                break;
             }
             for name in &page.names {
+                let Some((written, what)) = parse(name) else { continue };
+                match what {
+                    What::Moved => copies.push(written),
+                    What::List => lists.push((written, name.clone())),
+                    What::Copy | What::Counter => {}
+                }
                 // One whose branch is no longer there is nothing to this union, and stays.
-                let known = parse(name).and_then(|(written, counts_only)| Some((self.identities.read(written)?, counts_only)));
-                if let Some((id, counts_only)) = known {
-                    self.load_one(branch, directory, Name::new(name)?, id, counts_only)?;
+                let Some(id) = self.identities.read(written) else { continue };
+                match what {
+                    What::Copy => self.load_one(branch, directory, Name::new(name)?, id, false)?,
+                    What::Counter => self.load_one(branch, directory, Name::new(name)?, id, true)?,
+                    What::Moved => self.load_moved(branch, id, Name::new(name)?)?,
+                    What::List => {}
                 }
             }
         }
+        // The list of a move that had not begun, or had just ended.
+        for (_, name) in lists.iter().filter(|(written, _)| branch.is_writable() && !copies.contains(written)) {
+            remove(branch, name)?;
+        }
+        Ok(())
     }
 
     fn load_one(&self, branch: &Arc<Branch>, directory: &Node, name: Name<'_>, id: FileId, counts_only: bool) -> Result<()> {
@@ -200,6 +227,7 @@ impl Links {
 
     /// How many names users see, where the branch that is shown counts `count`.
     pub(crate) fn shown(&self, node: &UnionNode, count: u32) -> u32 {
+        let count = self.moved.shown(node.id, count);
         let shown = self.records.read().get(&node.id).map(|record| record.shown(count));
         match shown {
             Some(shown) => shown,
@@ -301,16 +329,6 @@ impl Links {
         kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
     }
 
-    /// The names of the entries on a branch.
-    pub(crate) fn kept_on(&self, branch: &Branch) -> Vec<Vec<u8>> {
-        let records = self.records.read();
-        let there = records.values().filter(|record| {
-            let copy = record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot);
-            copy || record.branch.slot == branch.slot
-        });
-        there.map(|record| record.entry.clone()).collect()
-    }
-
     /// Lowers a count that is too high, unless it has changed since; answers whether it has been done.
     ///
     /// # Errors
@@ -327,17 +345,76 @@ impl Links {
         }
     }
 
+    /// The copy of a file is another one from now on; its place in the index of that branch has been taken.
+    pub(crate) fn is_now_on(&self, id: FileId, copy: &Part) {
+        if let Some(record) = self.records.write().get_mut(&id) {
+            record.entry = entry_of(&self.identities, id);
+            (record.branch, record.copy, record.copy_entry) = (Arc::clone(&copy.branch), Some(copy.clone()), record.entry.clone());
+        }
+    }
+
+    /// What the index of a branch says of a file whose copy is there: `None` where it says nothing, else the names below, and whether that is all that any
+    /// index says.
+    pub(crate) fn copy_on(&self, id: FileId, branch: &Branch) -> Option<(u32, bool)> {
+        let records = self.records.read();
+        let record = records.get(&id)?;
+        let is_there = record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot);
+        Some((record.below, is_there && record.branch.slot == branch.slot && !record.counts_all))
+    }
+
+    /// All files of which something is kept on a branch, and whether that is a mere count.
+    pub(crate) fn records_on(&self, branch: &Branch) -> Vec<(FileId, bool)> {
+        let records = self.records.read();
+        let there = records.iter().filter(|(_, record)| {
+            record.branch.slot == branch.slot || record.copy.as_ref().is_some_and(|copy| copy.branch.slot == branch.slot)
+        });
+        there.map(|(id, record)| (*id, record.counts_all && record.branch.slot == branch.slot)).collect()
+    }
+
+    /// The copy that the index has of a file.
+    pub(crate) fn indexed(&self, id: FileId) -> Option<Part> {
+        self.records.read().get(&id).and_then(|record| record.copy.clone())
+    }
+
+    /// Keeps a count on another branch.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn move_counter(&self, id: FileId, to: &Arc<Branch>) -> Result<()> {
+        let _one_at_a_time = self.changing.lock();
+        let Some(record) = self.records.read().get(&id).filter(|record| record.counts_all).cloned() else { return Ok(()) };
+        make_counter(to, &record.entry, record.below)?;
+        if let Some(known) = self.records.write().get_mut(&id) {
+            known.branch = Arc::clone(to);
+        }
+        remove(&record.branch, &record.entry)
+    }
+
     /// Whether the index knows a file.
     pub(crate) fn knows(&self, id: FileId) -> bool {
         self.records.read().contains_key(&id)
     }
 }
 
-fn links_of(branch: &Branch) -> Result<&Node> {
+/// A number as entries are called.
+pub(crate) fn entry_of(identities: &Identities, id: FileId) -> Vec<u8> {
+    let (mark, ino, generation) = identities.written(id);
+    format!("{mark:016x}-{ino:016x}-{generation:016x}").into_bytes()
+}
+
+/// The index of a branch.
+///
+/// # Errors
+/// EROFS where it has none.
+pub(crate) fn links_of(branch: &Branch) -> Result<&Node> {
     branch.links().ok_or(Errno::EROFS)
 }
 
-fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
+/// Writes how many names below lead to a copy.
+///
+/// # Errors
+/// What the storage says, but that it knows no such attribute.
+pub(crate) fn write_count(branch: &Branch, node: &Node, below: u32) -> Result<()> {
     match branch.layer.setxattr(&OWN, node, attribute(branch), &below.to_le_bytes(), XattrFlags::default()) {
         // Then the count is too high after the next mount, which loses nothing.
         Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EPERM) => Ok(()),
@@ -358,7 +435,11 @@ fn make_counter(branch: &Branch, entry: &[u8], below: u32) -> Result<()> {
     write_count(branch, &found.node, below)
 }
 
-fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
+/// Removes an entry.
+///
+/// # Errors
+/// What the storage says, but that there is none.
+pub(crate) fn remove(branch: &Branch, entry: &[u8]) -> Result<()> {
     match branch.layer.unlink(&OWN, links_of(branch)?, Name::new(entry)?) {
         Err(Errno::ENOENT) => Ok(()),
         other => other,

@@ -23,7 +23,7 @@ pub(crate) use purge::purge;
 
 use crate::marks::Marks;
 use ahead::Reader;
-use kept::{KeptMerges, Ticket};
+use kept::{Kept, KeptMerges, Reading, Ticket, Way};
 use merge::{Merge, Run};
 use merged::{Merged, MergedListings};
 use nacre_vfs::{Caller, Entry, Errno, FileId, Kind, Layer, Name, Node, Result};
@@ -54,13 +54,22 @@ pub(crate) struct Source<'a> {
 
 /// Takes the names of a union's listing.
 pub(crate) trait Present {
-    /// Takes a name found first on `source`; answers false where there is no more room: the listing stops *before* this name.
+    /// Takes a name found first on `source`; answers false where there is no more room: the listing stops *before* this name. `None` is a branch that
+    /// has been removed since the listing began: only a look-up tells what the name means now.
     /// `found` is the file there, looked up just now; it may be missing even where attributes were asked for (whoever needs it looks the name
     /// up on all branches then).
     ///
     /// # Errors
     /// Ends the listing with this error.
-    fn present(&mut self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>, found: Option<Entry>, next: u64) -> Result<bool>;
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        ino: u64,
+        kind: Option<Kind>,
+        found: Option<Entry>,
+        next: u64,
+    ) -> Result<bool>;
 }
 
 /// What a listing is asked for.
@@ -104,32 +113,81 @@ impl Listings {
     /// # Errors
     /// What the branches and `out` say.
     pub(crate) fn list(&self, marks: &Marks, request: &Request<'_>, sources: &[Source<'_>], out: &mut dyn Present) -> Result<()> {
-        let changes = self.kept.changes();
-        let mut ticket = Ticket::new(request, sources);
+        let ticket = Ticket::new(request, sources);
+        let begun = if request.from == 0 { None } else { self.kept.take(&ticket, request.from) };
         let merges = sources.len() > 1 && !request.show_whiteouts;
-        let mut kept = (request.from != 0).then(|| self.kept.take(&ticket, request.from)).flatten();
-        if kept.is_none() {
-            if merges
-                && let Some(whole) = self.merged.get(&ticket)
-                && let Some(done) = hand_out(&whole, request.from, out)
-            {
-                return done;
+        let begun = match begun {
+            None if merges && let Some(whole) = self.merged.get(&ticket, request.from) => {
+                return self.read(ticket, request, (whole, None), (sources, out));
             }
-            kept = (request.from != 0).then(|| self.kept.take_equal(&ticket)).flatten();
+            None if request.from != 0 => self.kept.take_equal(&ticket, request.from),
+            begun => begun,
+        };
+        match begun {
+            Some(Kept { ticket, reached, way: Way::Whole(reading), .. }) => {
+                let known = (reached == request.from).then_some(reading.told.1);
+                self.read(ticket, request, (reading.whole, known), (sources, out))
+            }
+            begun => self.merge(marks, request, (ticket, begun), (sources, out)),
         }
+    }
+
+    /// Goes on with a whole listing, from a known offset or else from the position.
+    fn read(
+        &self,
+        ticket: Ticket,
+        request: &Request<'_>,
+        (whole, known): (Arc<Merged>, Option<usize>),
+        (sources, out): (&[Source<'_>], &mut dyn Present),
+    ) -> Result<()> {
+        let start = known.or_else(|| whole.find(request.from)).ok_or(Errno::EIO)?;
+        let (mut at, mut reached) = (start, request.from);
+        let places = ticket.places(sources);
+        let ended = loop {
+            let Some((listed, next)) = whole.at(at) else { break Ok(true) };
+            let source = places.get(listed.source).copied().flatten();
+            match out.present(source, listed.name, listed.ino, listed.kind, None, listed.next) {
+                Ok(true) => (at, reached) = (next, listed.next),
+                Ok(false) => break Ok(false),
+                Err(error) => break Err(error),
+            }
+        };
+        if ended != Ok(true) || reached != request.from {
+            whole.reached(reached, at);
+            self.kept.keep(ticket, reached, self.kept.changes(), Way::Whole(Reading { whole, told: (start, at) }));
+        }
+        ended.map(drop)
+    }
+
+    /// Begins a merge, or goes on with one.
+    fn merge(
+        &self,
+        marks: &Marks,
+        request: &Request<'_>,
+        (mut ticket, begun): (Ticket, Option<Kept>),
+        (sources, out): (&[Source<'_>], &mut dyn Present),
+    ) -> Result<()> {
+        let changes = self.kept.changes();
         let (mut merge, mut reached) = (Merge::new(changes), None);
-        let mut known = sources.to_vec();
-        let mut narrowed = Narrowed { indexes: Vec::new(), out };
-        if let Some(mut found) = kept {
-            self.kept.refresh(&mut found, request.token);
-            known.retain(|source| found.ticket.slots.contains(&source.slot));
-            (merge, reached) = (found.merge, Some(found.reached));
-            ticket.slots = found.ticket.slots;
-        } else if request.from == 0 && merges && request.token.is_some() {
-            merge.recording = self.merged.record(&ticket);
+        match begun {
+            Some(mut kept) => {
+                self.kept.refresh(&mut kept, request.token);
+                ticket = kept.ticket;
+                ticket.token = request.token;
+                reached = Some(kept.reached);
+                if let Way::Merging(kept) = kept.way {
+                    merge = *kept;
+                }
+            }
+            None if request.from == 0 && sources.len() > 1 && !request.show_whiteouts && request.token.is_some() => {
+                merge.recording = self.merged.record(&ticket);
+            }
+            None => {}
         }
-        narrowed.indexes.extend((0..).zip(sources).filter(|(_, source)| ticket.slots.contains(&source.slot)).map(|(index, _)| index));
-        let mut run = Run::new(marks, request, &known, merge, changes).reading_ahead(&self.reader);
+        let places = ticket.places(sources);
+        let known: Vec<Option<Source<'_>>> = places.iter().map(|place| sources.get((*place)?).copied()).collect();
+        let mut narrowed = Narrowed { places: &places, out };
+        let mut run = Run::new(marks, request, (&known, &ticket.slots), merge, changes).reading_ahead(&self.reader);
         let ended = run.start(reached).and_then(|()| run.go_on(&mut narrowed));
         let (mut merge, reached) = run.finish();
         if ended == Ok(true)
@@ -139,9 +197,15 @@ impl Listings {
         }
         // At the end, one more call will come that finds it so; after an error, a second attempt goes on with what was entered, which is true.
         if ended != Ok(true) || reached != request.from {
-            self.kept.keep(ticket, reached, changes, merge);
+            self.kept.keep(ticket, reached, changes, Way::Merging(Box::new(merge)));
         }
         ended.map(drop)
+    }
+
+    /// Listings under way go on without the branch in this slot. No listing is being asked for meanwhile.
+    pub(crate) fn branch_is_gone(&self, slot: u8) {
+        self.kept.branch_is_gone(slot);
+        self.forget_all();
     }
 
     /// Forgets what is kept of all directories: anything may have changed.
@@ -159,31 +223,23 @@ impl Listings {
 
 /// Tells sources by their place among all of the directory's, where a listing goes on with those that it began with.
 struct Narrowed<'a> {
-    indexes: Vec<usize>,
+    places: &'a [Option<usize>],
     out: &'a mut dyn Present,
 }
 
 impl Present for Narrowed<'_> {
-    fn present(&mut self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>, found: Option<Entry>, next: u64) -> Result<bool> {
-        let source = *self.indexes.get(source).ok_or(Errno::EIO)?;
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        ino: u64,
+        kind: Option<Kind>,
+        found: Option<Entry>,
+        next: u64,
+    ) -> Result<bool> {
+        let source = source.and_then(|source| self.places.get(source).copied().flatten());
         self.out.present(source, name, ino, kind, found, next)
     }
-}
-
-/// Hands out names of a kept listing; `None` where it does not know the position.
-fn hand_out(whole: &Merged, from: u64, out: &mut dyn Present) -> Option<Result<()>> {
-    let mut at = whole.find(from)?;
-    let mut position = from;
-    while let Some((listed, next)) = whole.at(at) {
-        match out.present(listed.source, listed.name, listed.ino, listed.kind, None, listed.next) {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(error) => return Some(Err(error)),
-        }
-        (at, position) = (next, listed.next);
-    }
-    whole.reached(position, at);
-    Some(Ok(()))
 }
 
 /// Whether a directory shows no name.
@@ -194,7 +250,7 @@ pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
     /// Has no room for anything.
     struct First(bool);
     impl Present for First {
-        fn present(&mut self, _: usize, _: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        fn present(&mut self, _: Option<usize>, _: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
             self.0 = true;
             Ok(false)
         }
@@ -202,6 +258,8 @@ pub(crate) fn is_empty(marks: &Marks, sources: &[Source<'_>]) -> Result<bool> {
     let key = FileId { fs: 0, ino: 0, generation: 0 };
     let request = Request { key, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
     let mut first = First(false);
-    Run::new(marks, &request, sources, Merge::default(), 0).go_on(&mut first)?;
+    let slots: Vec<u8> = sources.iter().map(|source| source.slot).collect();
+    let sources: Vec<Option<Source<'_>>> = sources.iter().copied().map(Some).collect();
+    Run::new(marks, &request, (&sources, &slots), Merge::default(), 0).go_on(&mut first)?;
     Ok(!first.0)
 }

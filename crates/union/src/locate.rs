@@ -7,6 +7,7 @@ use crate::{
     branches::Branch,
     control::Control,
     explain::Presence,
+    linked::Scans,
     marks::Namespace,
     node::UnionNode,
     relocate::{Goal, Stay},
@@ -87,6 +88,7 @@ impl Control {
     pub fn move_file(&self, path: &[u8], direction: Direction, progress: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
         let shared = &self.shared;
         let mut last = Stay::NoRoom;
+        let mut scans = Scans::default();
         loop {
             let mut stop = false;
             {
@@ -104,7 +106,7 @@ impl Control {
                     !stop
                 };
                 for target in shared.targets(&top.branch, direction) {
-                    match shared.relocate(&node, &Goal::Branch(target), &mut pace) {
+                    match shared.relocate_all(&node, &Goal::Branch(target), &mut pace, &mut scans) {
                         Err(Stay::NoRoom) => last = Stay::NoRoom,
                         Err(Stay::Stopped) => {
                             last = Stay::Stopped;
@@ -135,7 +137,7 @@ impl Control {
         let branch = self.shared.in_slot(slot).map_err(|_| Stay::Changed)?;
         let mut last = Stay::NoRoom;
         for target in self.shared.targets(&branch, direction) {
-            match self.shared.relocate(node, &Goal::Branch(target), &mut |bytes| progress(bytes)) {
+            match self.shared.relocate_all(node, &Goal::Branch(target), &mut |bytes| progress(bytes), &mut Scans::default()) {
                 Err(Stay::NoRoom) => last = Stay::NoRoom,
                 other => return other,
             }

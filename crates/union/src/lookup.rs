@@ -203,7 +203,7 @@ impl Shared {
         };
         if found.kind != Kind::Directory {
             let part = found.parts.first().ok_or(Errno::EIO)?;
-            if let Some(copy) = self.links.copy(id, part.branch.index())? {
+            if let Some(copy) = self.shown_for(id, part)? {
                 found.parts = vec![copy];
             }
         }
@@ -305,13 +305,23 @@ struct Shown<'a> {
     attributes: bool,
     /// How often files in it had gone to other branches when the listing began.
     relocations: u64,
+    /// The source whose names came last, its file system, and the index of that among the union's numbers.
+    home: Option<(usize, u64, u64)>,
     sink: &'a mut dyn DirSink,
 }
 
 impl Present for Shown<'_> {
-    fn present(&mut self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>, found: Option<Entry>, next: u64) -> Result<bool> {
+    fn present(
+        &mut self,
+        source: Option<usize>,
+        name: Name<'_>,
+        ino: u64,
+        kind: Option<Kind>,
+        found: Option<Entry>,
+        next: u64,
+    ) -> Result<bool> {
         if !self.attributes {
-            let ino = self.number(source, name, ino, kind)?;
+            let Some(ino) = self.number(source, name, ino, kind)? else { return Ok(true) };
             return Ok(self.sink.push(DirEntry { name, ino, kind, next, entry: None }));
         }
         let entry = match self.entry(source, name, found) {
@@ -328,11 +338,11 @@ impl Present for Shown<'_> {
 }
 
 impl Shown<'_> {
-    fn entry(&self, source: usize, name: Name<'_>, found: Option<Entry>) -> Result<Entry> {
+    fn entry(&self, source: Option<usize>, name: Name<'_>, found: Option<Entry>) -> Result<Entry> {
         let _names = self.directory.names.read();
         let found = match found {
             Some(entry) if entry.attr.kind != Kind::Directory && self.relocations == self.directory.relocations.load(Ordering::Acquire) => {
-                let home = self.view.parts.get(source).ok_or(Errno::EIO)?;
+                let home = source.and_then(|source| self.view.parts.get(source)).ok_or(Errno::EIO)?;
                 let branch = &home.branch;
                 let part = Part { in_impure: home.impure, ..Part::new(branch, entry.node, entry.attr.id) };
                 Found { kind: entry.attr.kind, parts: vec![part], attr: entry.attr, floor: branch.index() }
@@ -342,22 +352,26 @@ impl Shown<'_> {
         self.shared.entry(self.directory, name, found)
     }
 
-    /// The number that a look-up would tell.
-    fn number(&self, source: usize, name: Name<'_>, ino: u64, kind: Option<Kind>) -> Result<u64> {
-        let part = self.view.parts.get(source).ok_or(Errno::EIO)?;
-        let merges = kind != Some(Kind::File) && self.view.parts.len() > 1 && kind.is_none_or(|kind| kind == Kind::Directory);
-        if merges || part.impure {
-            let _names = self.directory.names.read();
-            let found = self.shared.sight(self.caller, &self.directory.view(), name)?.found;
-            return match found {
-                Some(found) => {
-                    let last = found.parts.last().ok_or(Errno::EIO)?;
-                    Ok(self.shared.id_of(last)?.ino)
-                }
-                None => Ok(ino),
-            };
+    /// The number that a look-up would tell; `None` where the name went with its branch.
+    fn number(&mut self, source: Option<usize>, name: Name<'_>, ino: u64, kind: Option<Kind>) -> Result<Option<u64>> {
+        if let Some((last, fs, index)) = self.home
+            && Some(last) == source
+            && kind.is_some_and(|kind| kind != Kind::Directory)
+        {
+            return Ok(Some(self.shared.identities.of_on(index, nacre_vfs::FileId { fs, ino, generation: 0 }).ino));
         }
-        Ok(self.shared.identities.of(nacre_vfs::FileId { fs: part.id.fs, ino, generation: 0 }).ino)
+        let home = source.map(|source| self.view.parts.get(source).ok_or(Errno::EIO)).transpose()?;
+        let merges = kind != Some(Kind::File) && self.view.parts.len() > 1 && kind.is_none_or(|kind| kind == Kind::Directory);
+        if let Some(part) = home.filter(|part| !merges && !part.impure) {
+            let (fs, index) = (part.id.fs, self.shared.identities.file_system(part.id.fs));
+            self.home = source.map(|source| (source, fs, index));
+            return Ok(Some(self.shared.identities.of_on(index, nacre_vfs::FileId { fs, ino, generation: 0 }).ino));
+        }
+        let _names = self.directory.names.read();
+        match self.shared.sight(self.caller, &self.directory.view(), name)?.found {
+            Some(found) => Ok(Some(self.shared.id_of(found.parts.last().ok_or(Errno::EIO)?)?.ino)),
+            None => Ok(home.map(|_| ino)),
+        }
     }
 }
 
@@ -381,6 +395,6 @@ pub(crate) fn list(shared: &Arc<Shared>, caller: &Caller, node: &Node, from: u64
     let show_whiteouts = shared.options.show_whiteouts;
     let request = Request { key: directory.id, token, from, attributes, show_whiteouts, caller };
     let relocations = directory.relocations.load(Ordering::Acquire);
-    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, sink };
+    let mut shown = Shown { shared, caller, directory: &directory, view: view.clone(), attributes, relocations, home: None, sink };
     shared.listings.list(&marks, &request, &sources, &mut shown)
 }

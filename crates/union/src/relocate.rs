@@ -6,6 +6,8 @@
 //! hidden below the old one. A file stays where it is while it is open for writing, while the kernel reads it by itself, and while anybody
 //! holds it open or mapped on its branch.
 //!
+//! Files with several names go together, as `linked.rs` tells.
+//!
 //! For open files whose branch is full ([`crate::UnionOptions::move_when_full`]), writers wait: whoever changes a file holds its `moving` lock for
 //! reading meanwhile, and every open file follows.
 
@@ -36,6 +38,15 @@ pub enum Stay {
     InUse,
     /// It has several names.
     Names(u32),
+    /// Not all of its names are seen: they lie outside of the branch, or are hidden by another one.
+    Elsewhere {
+        /// All.
+        names: u32,
+        /// Those that are not seen.
+        outside: u32,
+    },
+    /// It has several names, and its file system does not tell when it was made: its number could come to mean another file.
+    Unsure(u32),
     /// No other branch may take it and has room for it, in a place where it would be seen.
     NoRoom,
     /// It has been changed, renamed or removed meanwhile.
@@ -66,6 +77,10 @@ impl fmt::Display for Stay {
             Stay::Open => f.write_str("it is open"),
             Stay::InUse => f.write_str("a program uses it on the branch itself, or has it mapped"),
             Stay::Names(names) => write!(f, "it has {names} names"),
+            Stay::Elsewhere { names, outside } => {
+                write!(f, "{outside} of its {names} names cannot be seen: outside of the branch, or hidden by another one")
+            }
+            Stay::Unsure(names) => write!(f, "it has {names} names, and its file system does not tell when it was made"),
             Stay::NoRoom => f.write_str("no other branch takes it and has room for it"),
             Stay::Changed => f.write_str("it was changed meanwhile"),
             Stay::Stopped => f.write_str("stopped"),
@@ -144,6 +159,12 @@ impl Shared {
 
     /// Whether a file could go now. Nobody can open it meanwhile.
     pub(crate) fn movable(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
+        let attr = self.free_to_go(node, top)?;
+        if attr.nlink != 1 || self.links.knows(node.id) { Err(Stay::Names(attr.nlink)) } else { Ok(attr) }
+    }
+
+    /// The same, however many names it has.
+    pub(crate) fn free_to_go(&self, node: &Arc<UnionNode>, top: &Part) -> std::result::Result<Attr, Stay> {
         if !top.branch.is_writable() {
             return Err(Stay::ReadOnly);
         }
@@ -151,9 +172,6 @@ impl Shared {
             return Err(Stay::Open);
         }
         let attr = self.attr_of_source(node, top)?;
-        if attr.nlink != 1 || self.links.knows(node.id) {
-            return Err(Stay::Names(attr.nlink));
-        }
         // Our own readers hold it open on the branch as well, and follow.
         if node.kind == Kind::File && node.open_files().is_empty() && self.is_used_by_others(top)? {
             return Err(Stay::InUse);
@@ -209,7 +227,7 @@ impl Shared {
     }
 
     /// The last branch on which a file would be seen once it is gone from its own.
-    fn limit_elsewhere(&self, place: &Place, top: &Part) -> Result<usize> {
+    pub(crate) fn limit_elsewhere(&self, place: &Place, top: &Part) -> Result<usize> {
         let _names = place.parent.names.read();
         let name = Name::new(&place.name)?;
         let sight = self.sight_from(&OWN, &place.parent.view(), name, top.branch.index().saturating_add(1))?;
@@ -266,7 +284,7 @@ impl Shared {
     }
 
     /// Builds the copy piece by piece, with nothing held.
-    fn build_at_leisure(
+    pub(crate) fn build_at_leisure(
         &self,
         node: &Arc<UnionNode>,
         (top, attr): (&Part, &Attr),
@@ -297,16 +315,27 @@ impl Shared {
     ) -> std::result::Result<(), Stay> {
         let _alone = node.copying.lock();
         let _unwritten = node.moving.write();
+        let now = self.unchanged(node, (top, before), changes, |now| self.movable(node, now))?;
+        Ok(self.switch(node, place, &now, parent, built)?)
+    }
+
+    /// What is shown of a file that is held, if nobody has changed it and it is still free to go.
+    pub(crate) fn unchanged(
+        &self,
+        node: &UnionNode,
+        (top, before): (&Part, &Attr),
+        changes: u64,
+        free: impl FnOnce(&Part) -> std::result::Result<Attr, Stay>,
+    ) -> std::result::Result<Part, Stay> {
         let now = node.top()?;
         if now.branch.slot != top.branch.slot || now.id != top.id || node.changes.load(Ordering::Acquire) != changes {
             return Err(Stay::Changed);
         }
-        let attr = self.movable(node, &now)?;
-        let same = |attr: &Attr| (attr.size, attr.mtime, attr.ctime, attr.mode, attr.uid, attr.gid);
-        if same(&attr) != same(before) {
+        let same = |attr: &Attr| (attr.size, attr.mtime, attr.ctime, attr.mode, attr.uid, attr.gid, attr.nlink);
+        if same(&free(&now)?) != same(before) {
             return Err(Stay::Changed);
         }
-        Ok(self.switch(node, place, &now, parent, built)?)
+        Ok(now)
     }
 
     /// Whether a file cannot keep its number when it goes from its branch: the storage gives it to another file then, and nothing would tell the
@@ -359,7 +388,7 @@ impl Shared {
     }
 
     /// Removes the old file, and first a whiteout beside it that would hide the new one as well.
-    fn uncover_and_remove(&self, top: &Part, home: &Part, name: Name<'_>) -> Result<()> {
+    pub(crate) fn uncover_and_remove(&self, top: &Part, home: &Part, name: Name<'_>) -> Result<()> {
         let layer = &*top.branch.layer;
         if marks::stands_beside(layer, &home.node, name)? {
             top.branch.marks().unhide(layer, &home.node, name)?;

@@ -57,6 +57,7 @@ impl Shared {
     pub(crate) fn unlink(self: &Arc<Shared>, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.directory(parent)?;
         check_existing(name)?;
+        self.settle();
         for _ in 0..ATTEMPTS {
             let branch = {
                 let _names = parent.names.write();
@@ -83,6 +84,9 @@ impl Shared {
         let (top, attr) = (found.top()?.clone(), found.attr);
         // Once removed, it could not be asked who it was.
         let node = self.node_of(found)?;
+        if self.links.moved.holds(node.id) {
+            return Err(Errno::EIO);
+        }
         let branch = if top.branch.is_writable() {
             let shows = self.shows_below(view, name, top.branch.index())?;
             let part = view.on(&top.branch).ok_or(Errno::EIO)?;

@@ -75,6 +75,7 @@ impl Shared {
         } else {
             check_name(to.1)?
         }
+        self.settle();
         for _ in 0..ATTEMPTS {
             match self.try_rename(caller, (&old, from.1), (&new, to.1), flags)? {
                 Step::Done(leftovers) => {
@@ -130,6 +131,9 @@ impl Shared {
 
     fn try_rename(self: &Arc<Shared>, caller: &Caller, from: Spot<'_>, to: Spot<'_>, flags: RenameFlags) -> Result<Step> {
         let (first, second) = (self.peek(caller, from)?, self.peek(caller, to)?);
+        if [&first, &second].into_iter().flatten().any(|node| self.links.moved.holds(node.id)) {
+            return Err(Errno::EIO);
+        }
         let is_directory = |node: &Option<Arc<UnionNode>>| node.as_ref().is_some_and(|node| node.kind == Kind::Directory);
         let _tree = (is_directory(&first) || is_directory(&second)).then(|| self.tree.lock());
         let mut locked = vec![from.0, to.0];
@@ -314,11 +318,13 @@ impl Shared {
                 Redirect::Sibling => false,
                 Redirect::Path => true,
             };
-            return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
+            if is_ready || top.branch.creates() {
+                return Ok((!is_ready).then(|| Step::Whole(Arc::clone(node), Arc::clone(&top.branch))));
+            }
         }
         match self.branch_for_copy(node.place().as_ref(), top.branch.index(), limit) {
-            // It can be changed, only not moved there.
-            Err(Errno::EROFS) if top.branch.is_writable() => Err(Errno::EXDEV),
+            // It can be changed, only not moved there: programs copy by themselves, to where something new can be put.
+            Err(Errno::EROFS) if top.branch.is_writable() && self.branches().iter().any(|branch| branch.creates()) => Err(Errno::EXDEV),
             other => Ok(Some(Step::Whole(Arc::clone(node), other?))),
         }
     }

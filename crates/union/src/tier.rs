@@ -47,7 +47,7 @@ impl Default for TierRules {
     fn default() -> TierRules {
         TierRules {
             high: 90,
-            low: 80,
+            low: LOW,
             age: None,
             heat: None,
             min_size: 0,
@@ -62,6 +62,9 @@ impl Default for TierRules {
     }
 }
 
+/// The lower watermark, unless told.
+const LOW: u8 = 80;
+
 const WORDS: &str = "high, low, age, heat, min, max, keep, hot, cold, rate, every, scan";
 
 impl TierRules {
@@ -71,7 +74,13 @@ impl TierRules {
     /// An unknown word, or a value that makes no sense.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ParseError> {
         match name {
-            "high" => self.high = percent(value)?,
+            "high" => {
+                self.high = percent(value)?;
+                // What nobody has chosen does not contradict.
+                if self.low == LOW && self.low >= self.high {
+                    self.low = self.high.saturating_sub(10);
+                }
+            }
             "low" => self.low = percent(value)?,
             "age" => self.age = Some(duration(value)?),
             "heat" => {

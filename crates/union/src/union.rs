@@ -258,6 +258,9 @@ impl Union {
             root,
         };
         let shared = Arc::new(shared);
+        if let Err(error) = shared.finish_moves() {
+            tracing::warn!(?error, "a file with several names is still on its way to another branch; its names show the copy");
+        }
         tier::start(&shared);
         Ok(Union { shared })
     }

@@ -32,8 +32,8 @@ struct Names {
 }
 
 impl Present for Names {
-    fn present(&mut self, source: usize, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
-        if self.home != Some(source) || kind.is_none_or(|kind| kind == Kind::Directory) {
+    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, kind: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        if self.home != source || kind.is_none_or(|kind| kind == Kind::Directory) {
             self.names.push(name.bytes().to_vec());
         }
         Ok(true)

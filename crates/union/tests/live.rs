@@ -76,11 +76,16 @@ impl Scene {
         self.pool.borrow()[index].clone()
     }
 
-    /// What a new union over the same branches shows.
-    fn fresh(&self) -> Tree {
+    /// A new union over the same branches.
+    fn anew(&self) -> Union {
         let now = self.control.list();
         let members = now.iter().map(|branch| member(&branch.name, &self.layer(&branch.name), &branch.mode.to_string())).collect();
-        model::tree(&World::new(Arc::new(Union::named(members, self.options.clone()).unwrap())))
+        Union::named(members, self.options.clone()).unwrap()
+    }
+
+    /// What it shows.
+    fn fresh(&self) -> Tree {
+        model::tree(&World::new(Arc::new(self.anew())))
     }
 
     /// Makes a change, if it makes sense now.
@@ -94,7 +99,14 @@ impl Scene {
                     self.control.add(member(name, layer, mode), *at).unwrap();
                 }
             }
-            Change::Remove(at) if now.len() > 1 => self.control.remove(now[at % now.len()].slot, false).unwrap(),
+            Change::Remove(at) if now.len() > 1 => {
+                let slot = now[at % now.len()].slot;
+                if let Err(error) = self.control.remove(slot, false) {
+                    let text = error.to_string();
+                    assert!(error.errno() == Errno::EBUSY && (text.contains(" alone (")), "{text}");
+                    self.control.remove(slot, true).unwrap();
+                }
+            }
             Change::Remove(at) => {
                 assert_eq!(self.control.remove(now[at % now.len()].slot, true).unwrap_err().errno(), Errno::EINVAL);
             }
@@ -436,4 +448,251 @@ fn a_fault_at_any_step_of_a_drain_changes_nothing() {
             assert_eq!(model::tree(world), before, "branch {from}, step {step}, without the branch");
         }
     }
+}
+
+/// A writable branch on which something is that users would miss is taken out by force only.
+#[test]
+fn what_would_be_missed_is_in_the_way() {
+    let scene = Scene::new(vec![mem(), mem(), mem()], &["rw", "rw", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let low = World::new(Arc::clone(&scene.at(2).1));
+    low.file(b"removed", b"");
+    low.file(b"kept", b"");
+    let middle = World::new(Arc::clone(&scene.at(1).1));
+    let directory = middle.directory(b"directory");
+    for number in 0..4 {
+        middle.file_in(&directory, format!("file{number}").as_bytes(), b"content");
+    }
+    let (world, slots) = (&scene.world, scene.control.list().iter().map(|branch| branch.slot).collect::<Vec<_>>());
+    let refused = scene.control.remove(slots[1], false).unwrap_err();
+    assert_eq!(refused.errno(), Errno::EBUSY);
+    let text = refused.to_string();
+    assert!(
+        text.starts_with("5 files and directories are shown from /1 alone (directory, directory/file") && text.ends_with("or use force"),
+        "{text}"
+    );
+    assert!(!scene.control.list()[1].draining, "a refusal changes nothing");
+    assert_eq!(scene.control.drain(slots[1], &mut |_| true).unwrap().left, 0);
+    scene.control.remove(slots[1], false).unwrap();
+    // What only hides counts as well.
+    world.layer.unlink(&world.caller, &world.root, Name::new(b"removed").unwrap()).unwrap();
+    let slot = scene.control.add(member(&scene.at(1).0, &scene.at(1).1, "rw"), 0).unwrap();
+    let top = World::new(Arc::clone(&scene.at(0).1));
+    for name in top.names(&top.root) {
+        if !name.starts_with(b".wh.") {
+            let _ = top.layer.rmdir(&top.caller, &top.root, Name::new(&name).unwrap());
+        }
+    }
+    let before = model::tree(world);
+    let text = scene.control.remove(slots[0], false).unwrap_err().to_string();
+    assert!(text.contains("1 removed name is hidden by /0 alone (removed) and would come back"), "{text}");
+    assert_eq!(model::tree(world), before);
+    scene.control.remove(slots[0], true).unwrap();
+    assert!(world.exists(b"removed") && world.exists(b"kept"), "by force");
+    assert_eq!(scene.control.remove(slot, false), Ok(()), "nobody misses what is empty");
+}
+
+/// What a user sees of names that lead to one file: its number, how many names it says it has, its content.
+fn one_file(world: &World, names: &[&[u8]]) -> (u64, u32, Vec<u8>) {
+    let all: Vec<_> = names
+        .iter()
+        .map(|path| {
+            let mut at = world.layer.root().unwrap();
+            for part in path.split(|byte| *byte == b'/') {
+                at = world.layer.lookup(&world.caller, &at.node, Name::new(part).unwrap()).unwrap();
+            }
+            (at.attr.id.ino, at.attr.nlink, world.content(&at.node))
+        })
+        .collect();
+    assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+    all[0].clone()
+}
+
+fn link(world: &World, node: &Node, parent: &Node, name: &[u8]) {
+    world.layer.link(&world.caller, node, None, parent, Name::new(name).unwrap()).unwrap();
+}
+
+/// A file of three names on each writable branch, one of them in the hard-link index, over a read-only branch.
+fn linked(layers: &[Arc<dyn Layer>], fault: &Arc<Fault>) -> Scene {
+    let low = World::new(Arc::clone(&layers[2]));
+    let node = low.file(b"low1", b"low").0.node;
+    link(&low, &node, &low.root, b"low2");
+    link(&low, &node, &low.directory(b"lows"), b"low3");
+    let faulty = layers.iter().map(|layer| -> Arc<dyn Layer> { Arc::new(Faulty { below: Arc::clone(layer), fault: Arc::clone(fault) }) });
+    let scene = Scene::new(faulty.collect(), &["rw", "nc", "ro"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let world = &scene.world;
+    let node = world.file(b"a1", b"plain").0.node;
+    link(world, &node, &world.root, b"a2");
+    link(world, &node, &world.directory(b"deep"), b"a3");
+    // The copy gets one name, two are below.
+    let copied = world.find(b"low1").unwrap().node;
+    assert_eq!(world.open(&copied, OpenFlags::WRITE).append(b"er"), Ok(2));
+    // Of another one, only a count is kept.
+    scene.control.modify(scene.control.list()[1].slot, BranchMode::rw()).unwrap();
+    scene
+}
+
+const PLAIN: [&[u8]; 3] = [b"a1", b"a2", b"deep/a3"];
+const LOW: [&[u8]; 3] = [b"low1", b"low2", b"lows/low3"];
+
+/// Files with several names go to another branch with all of them, down and up, also those that only the hard-link index keeps together.
+#[test]
+fn files_with_several_names_are_drained() {
+    let layers: Vec<Arc<dyn Layer>> = (0..3).map(|_| mem()).collect();
+    let scene = linked(&layers, &Fault::new(Errno::EIO, true));
+    let world = &scene.world;
+    let (plain, low) = (one_file(world, &PLAIN), one_file(world, &LOW));
+    assert_eq!((plain.1, low.1, &low.2[..]), (3, 3, &b"lower"[..]));
+    let reader = world.open(&world.find(b"a2").unwrap().node, OpenFlags::READ);
+    for round in 0..4 {
+        let from = &scene.control.list()[round % 2];
+        let report = scene.control.drain(from.slot, &mut |_| true).unwrap();
+        assert_eq!(report.left, 0, "round {round}: {report:?}");
+        let left = model::tree(&World::new(scene.layer(&from.name)));
+        let files = |tree: &Tree| format!("{tree:?}").matches("plain").count();
+        assert_eq!(files(&left), 0, "round {round}: {left:?}");
+        for shown in [world, &World::new(Arc::new(scene.anew()))] {
+            assert_eq!((one_file(shown, &PLAIN), one_file(shown, &LOW)), (plain.clone(), low.clone()), "round {round}");
+        }
+        let mut buffer = [0; 8];
+        assert_eq!(reader.read(&mut buffer, 0), Ok(5), "an open one goes on");
+        scene.control.modify(from.slot, BranchMode::rw()).unwrap();
+    }
+    // They are one file still.
+    let node = world.find(b"deep").unwrap().node;
+    let third = world.layer.lookup(&world.caller, &node, Name::new(b"a3").unwrap()).unwrap().node;
+    assert_eq!(world.open(&third, OpenFlags::WRITE).append(b"!"), Ok(1));
+    assert_eq!(one_file(world, &PLAIN).2, b"plain!");
+    world.layer.unlink(&world.caller, &world.root, Name::new(b"a1").unwrap()).unwrap();
+    assert_eq!(one_file(world, &PLAIN[1..]).1, 2);
+    world.layer.unlink(&world.caller, &world.root, Name::new(b"low1").unwrap()).unwrap();
+    assert_eq!(one_file(world, &LOW[1..]).1, 2);
+}
+
+/// The same with a storage that fails from some step on: it is one file with all its names at every moment, after a remount, and in the end it has moved.
+#[test]
+fn a_fault_at_any_step_leaves_files_with_several_names_whole() {
+    for from in [0, 1] {
+        for lasting in [true, false] {
+            for step in 0.. {
+                let layers: Vec<Arc<dyn Layer>> = (0..3).map(|_| mem()).collect();
+                let fault = Fault::new(Errno::EIO, lasting);
+                let scene = linked(&layers, &fault);
+                let world = &scene.world;
+                if from == 1 {
+                    let slot = scene.control.list()[0].slot;
+                    assert_eq!(scene.control.drain(slot, &mut |_| true).unwrap().left, 0);
+                    scene.control.modify(slot, BranchMode::rw()).unwrap();
+                }
+                let (plain, low) = (one_file(world, &PLAIN), one_file(world, &LOW));
+                let reader = world.open(&world.find(b"a2").unwrap().node, OpenFlags::READ);
+                let slot = scene.control.list()[from].slot;
+                fault.after(step);
+                let report = scene.control.drain(slot, &mut |_| true).unwrap();
+                let what = format!("branch {from}, step {step}: {report:?}");
+                // Before anything is put right: as users see it while the storage fails.
+                let seen = one_file(world, &PLAIN);
+                assert_eq!((seen.0, &seen.2), (plain.0, &plain.2), "{what}");
+                if !fault.has_struck() {
+                    assert!(step > 50 && report.left == 0, "{what}");
+                    break;
+                }
+                fault.end();
+                let mut buffer = [0; 8];
+                assert_eq!(reader.read(&mut buffer, 0), Ok(5), "{what}");
+                // Whatever is changed by one name is changed for all.
+                assert_eq!(world.open(&world.find(b"a1").unwrap().node, OpenFlags::WRITE).append(b"!"), Ok(1), "{what}");
+                let changed = (plain.0, plain.1, b"plain!".to_vec());
+                assert_eq!((one_file(world, &PLAIN), one_file(world, &LOW)), (changed.clone(), low.clone()), "{what}");
+                let fresh = World::new(Arc::new(scene.anew()));
+                assert_eq!((one_file(&fresh, &PLAIN), one_file(&fresh, &LOW)), (changed, low.clone()), "after a remount, {what}");
+                drop(fresh);
+                drop(reader);
+                let again = scene.control.drain(slot, &mut |_| true).unwrap();
+                assert_eq!(again.left, 0, "{what}, again: {again:?}");
+                scene.control.remove(slot, false).unwrap();
+                assert_eq!(one_file(world, &PLAIN), (plain.0, plain.1, b"plain!".to_vec()), "without the branch, {what}");
+                assert_eq!(one_file(world, &LOW), low, "without the branch, {what}");
+                drop(scene.anew());
+                for layer in &layers[..2] {
+                    let own = World::new(Arc::clone(layer));
+                    let left = own.find(b".wh..wh.links").map(|index| own.names(&index.node)).unwrap_or_default();
+                    // The branch that is no longer there was not looked at.
+                    let gone =
+                        left.iter().filter(|name| name.ends_with(b".m") || name.ends_with(b".l") && Arc::ptr_eq(layer, &layers[1 - from]));
+                    assert_eq!(gone.count(), 0, "{what}: {left:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A name that cannot be seen keeps the others.
+#[test]
+fn files_with_names_elsewhere_stay() {
+    let layers: Vec<Arc<dyn Layer>> = (0..3).map(|_| mem()).collect();
+    let below = World::new(Arc::clone(&layers[1]));
+    let node = below.file(b"seen", b"").0.node;
+    link(&below, &node, &below.root, b"hidden");
+    let scene = Scene::new(layers, &["rw", "rw", "rw"], UnionOptions { sync: false, ..UnionOptions::default() });
+    World::new(Arc::clone(&scene.at(0).1)).file(b"hidden", b"other");
+    let report = scene.control.drain(scene.control.list()[1].slot, &mut |_| true).unwrap();
+    let told: Vec<_> = report.examples.iter().map(|left| (&left.path[..], &left.why[..])).collect();
+    assert_eq!(told, [(&b"seen"[..], "1 of its 2 names cannot be seen: outside of the branch, or hidden by another one")]);
+}
+
+/// Names come and go and files are written by several threads, while all is moved back and forth: names of one file stay names of one file.
+#[test]
+fn files_with_several_names_move_under_load() {
+    const FILES: usize = 12;
+    let scene = Scene::new(vec![mem(), mem()], &["rw", "rw"], UnionOptions { sync: false, ..UnionOptions::default() });
+    let world = &scene.world;
+    let other = world.directory(b"other");
+    for number in 0..FILES {
+        let node = world.file(format!("first{number}").as_bytes(), b"").0.node;
+        link(world, &node, &other, format!("second{number}").as_bytes());
+    }
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let written: Vec<std::sync::atomic::AtomicUsize> = (0..FILES).map(|_| std::sync::atomic::AtomicUsize::new(0)).collect();
+    std::thread::scope(|scope| {
+        for part in 0..3_usize {
+            let (stop, written, other) = (&stop, &written, &other);
+            scope.spawn(move || {
+                let mut round = part;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let number = round % FILES;
+                    let (first, third) = (format!("first{number}"), format!("third{number}-{part}"));
+                    let node = world.find(first.as_bytes()).unwrap().node;
+                    if round % 3 == 0 {
+                        assert_eq!(world.open(&node, OpenFlags::WRITE).append(b"x"), Ok(1));
+                        written[number].fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                    let (name, moved) = (Name::new(third.as_bytes()).unwrap(), Name::new(b"moved").unwrap());
+                    // A link may find the file on its way; nothing is lost by that.
+                    if world.layer.link(&world.caller, &node, None, &world.root, name).is_ok() {
+                        if part == 0 {
+                            world.layer.rename(&world.caller, &world.root, name, other, moved, nacre_vfs::RenameFlags(0)).unwrap();
+                            world.layer.unlink(&world.caller, other, moved).unwrap();
+                        } else {
+                            world.layer.unlink(&world.caller, &world.root, name).unwrap();
+                        }
+                    }
+                    round += 1;
+                }
+            });
+        }
+        let mut went = 0;
+        for round in 0..120 {
+            let from = &scene.control.list()[round % 2];
+            went += scene.control.drain(from.slot, &mut |_| true).unwrap().moved;
+            scene.control.modify(from.slot, BranchMode::rw()).unwrap();
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(went > 0);
+    });
+    for (number, written) in written.iter().enumerate() {
+        let names = [format!("first{number}"), format!("other/second{number}")];
+        let (_, links, content) = one_file(world, &[names[0].as_bytes(), names[1].as_bytes()]);
+        assert_eq!((links, content.len()), (2, written.load(std::sync::atomic::Ordering::Relaxed)), "{number}");
+    }
+    assert_eq!(scene.fresh(), model::tree(world));
 }

@@ -7,7 +7,7 @@ mod unions;
 
 use nacre_testkit::World;
 use nacre_union::{BranchMode, Presence, Union, UnionOptions, Words};
-use nacre_vfs::{Errno, Layer, Name, OpenFlags};
+use nacre_vfs::{Errno, Layer, Name, OpenFlags, RenameFlags};
 use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 use unions::mem;
 
@@ -142,4 +142,35 @@ fn files_that_exist_are_explained() {
     assert_eq!(pool.union.explain(b"", false).map(drop), Err(Errno::EINVAL));
     assert_eq!(pool.union.explain(b"none/x", false).map(drop), Err(Errno::ENOENT));
     assert_eq!(pool.union.explain(b"f/x", false).map(drop), Err(Errno::ENOTDIR));
+}
+
+/// A directory that is in part on a branch that takes nothing new: it is brought together above if it can be, else programs copy it by themselves.
+#[test]
+fn directories_of_branches_that_take_nothing_new_are_renamed() {
+    for (modes, has, wanted) in [
+        (["rw", "nc", "ro"], [true, true, true], Ok(())),
+        (["rw", "nc", "ro"], [false, true, true], Ok(())),
+        (["rw", "nc", "ro"], [false, true, false], Ok(())),
+        (["nc", "rw", "ro"], [true, false, false], Ok(())),
+        (["nc", "rw", "ro"], [true, true, true], Err(Errno::EXDEV)),
+        (["nc", "ro", "rw"], [true, true, false], Err(Errno::EXDEV)),
+        (["nc", "nc", "ro"], [true, true, true], Err(Errno::EROFS)),
+    ] {
+        let layers: Vec<_> = (0..3).map(|_| mem()).collect();
+        let mut names = Vec::new();
+        for (place, (layer, _)) in layers.iter().zip(has).enumerate().filter(|(_, (_, has))| *has) {
+            let world = World::new(Arc::clone(layer));
+            let name = format!("file{place}").into_bytes();
+            world.file_in(&world.directory(b"old"), &name, b"content");
+            names.push(name);
+        }
+        let branches = layers.into_iter().zip(modes).map(|(layer, mode)| (layer, BranchMode::parse(mode).unwrap())).collect();
+        let world = World::new(Arc::new(Union::new(branches, UnionOptions { sync: false, ..UnionOptions::default() }).unwrap()));
+        let (old, new) = (Name::new(b"old").unwrap(), Name::new(b"new").unwrap());
+        let done = world.layer.rename(&world.caller, &world.root, old, &world.root, new, RenameFlags(0));
+        assert_eq!(done, wanted, "{modes:?} {has:?}");
+        let (there, gone) = if wanted.is_ok() { (&b"new"[..], &b"old"[..]) } else { (&b"old"[..], &b"new"[..]) };
+        assert_eq!(world.names(&world.find(there).unwrap().node), names, "{modes:?} {has:?}");
+        assert!(!world.exists(gone), "{modes:?} {has:?}");
+    }
 }

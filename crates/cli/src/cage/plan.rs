@@ -38,7 +38,7 @@ pub fn takes(option: Opt) -> bool {
     let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
     let of_the_mount = matches!(heading, "Mounting" | "Mount words")
         // Owners are shown as they are; how long attributes hold is the cage's own affair.
-        && !matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask | Opt::AttrTimeout | Opt::LibfuseDirectIo);
+        && !matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask | Opt::AttrTimeout | Opt::LibfuseDirectIo | Opt::Daemon);
     let others = matches!(
         option,
         Opt::Engine

@@ -121,6 +121,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::SingleThread, "", |_| ()),
     (Opt::Explain, "", |s| s.explain = true),
     (Opt::Log, "trace", |s| s.log = Some(Verbosity::Trace)),
+    (Opt::Daemon, "pool", |s| s.daemon = Some("pool".into())),
     (Opt::LogFile, "/l", |s| s.log_file = Some("/l".into())),
     (Opt::Help, "", |s| s.help = true),
     (Opt::Version, "", |s| s.version = true),

@@ -250,7 +250,11 @@ fn del() -> Command {
         .after_help("Examples:\n  nacre union del /mnt/pool /disk1\n\n`nacre union drain` moves its files to the others first.")
         .arg(commands::path("MOUNTPOINT", "Of which union"))
         .arg(commands::path("BRANCH", "Its path"))
-        .arg(flag("force", None, "Also while files on it are open; they can be used until they are closed"))
+        .arg(flag(
+            "force",
+            Some('f'),
+            "Also while files on it are open (they can be used until they are closed), and when something on it would no longer be seen",
+        ))
 }
 
 fn modify() -> Command {

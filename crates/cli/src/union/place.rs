@@ -24,11 +24,68 @@ const NAME_MAX: usize = 2000;
 pub fn check(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure> {
     for layer in &spec.layers {
         if let LayerSpec::Union(union) = layer {
-            let branches = union.branch.0.iter().flat_map(BranchSpec::directories).map(branch).collect::<Result<Vec<_>, _>>()?;
-            apart(&branches, mountpoint)?;
+            let mut plain = Vec::new();
+            for spec in &union.branch.0 {
+                let hidden = without(spec);
+                let real = spec.directories().into_iter().map(branch).collect::<Result<Vec<_>, _>>()?;
+                if hidden.is_empty() {
+                    plain.extend(real);
+                    continue;
+                }
+                // What it does not show, it does not contain.
+                for other in union.branch.0.iter().filter(|other| *other != spec).flat_map(BranchSpec::directories) {
+                    let other = branch(other)?;
+                    if !hidden.contains(&other) {
+                        overlap(&[&real[..], &[other]].concat(), mountpoint)?;
+                    }
+                }
+                overlap(&real, mountpoint)?;
+                if !hidden.iter().any(|hidden| hidden == mountpoint) {
+                    apart(&real, mountpoint)?;
+                }
+            }
+            apart(&plain, mountpoint)?;
         }
     }
     Ok(())
+}
+
+fn overlap(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
+    check_overlap(branches, Some(mountpoint)).map_err(|error| {
+        Failure::new(error.to_string()).exit(Exit::Failure).next("branches are directories apart from each other and from the mount point")
+    })
+}
+
+/// What the directory of a branch does not show.
+fn without(spec: &BranchSpec) -> &[PathBuf] {
+    match &spec.source {
+        BranchSource::Stack(StackSpec { layers }) => match layers.first() {
+            Some(LayerSpec::Host(host)) => &host.without,
+            _ => &[],
+        },
+        BranchSource::Directory(_) => &[],
+    }
+}
+
+/// Has lower layers not show the directories of the upper one, nor the mount point, which are files of theirs where a layer is `/`: container engines
+/// mount that.
+pub fn hide(spec: &mut StackSpec, mountpoint: &Path) {
+    for layer in &mut spec.layers {
+        let LayerSpec::Union(union) = layer else { continue };
+        let written = union.branch.0.iter().filter(|branch| branch.mode.writable()).flat_map(BranchSpec::directories);
+        let mut own: Vec<PathBuf> = written.chain([mountpoint]).filter_map(|path| fs::canonicalize(path).ok()).collect();
+        own.sort();
+        own.dedup();
+        for branch in union.branch.0.iter_mut().filter(|branch| !branch.mode.writable()) {
+            let BranchSource::Stack(StackSpec { layers }) = &mut branch.source else { continue };
+            let Some(LayerSpec::Host(host)) = layers.first_mut() else { continue };
+            let Ok(real) = fs::canonicalize(&host.source) else { continue };
+            let within: Vec<PathBuf> = own.iter().filter(|path| path.starts_with(&real) && **path != real).cloned().collect();
+            if !within.is_empty() {
+                (host.source, host.without) = (real, within);
+            }
+        }
+    }
 }
 
 /// Puts all directories that match in the place of each branch that is a pattern (`/mnt/disk*`), in the order of their names, as mergerfs does. A
@@ -97,9 +154,7 @@ pub fn branch(named: &Path) -> Result<PathBuf, Failure> {
 /// # Errors
 /// Names the two paths.
 pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
-    check_overlap(branches, Some(mountpoint)).map_err(|error| {
-        Failure::new(error.to_string()).exit(Exit::Failure).next("branches are directories apart from each other and from the mount point")
-    })?;
+    overlap(branches, mountpoint)?;
     match branches.iter().find(|branch| mountpoint.starts_with(branch) && *branch != mountpoint) {
         Some(branch) => {
             let what = format!(

@@ -4,7 +4,9 @@ use super::{PATIENCE, nacre, run, text};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The figures of one mount.
@@ -50,11 +52,41 @@ impl Status {
     }
 }
 
+/// Waits until the kernel has no request for a mount any more, neither one that it has not handed out yet nor one without an answer: RELEASE is
+/// sent without anybody waiting for it. Nothing where only root may ask for that.
+pub fn settle(mountpoint: &Path) {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+    let Some(connections) = connections() else { return };
+    // Its number is that of the connection; asked for in a way that costs no request.
+    let found = rustix::fs::statx(CWD, mountpoint, AtFlags::STATX_DONT_SYNC, StatxFlags::empty()).expect("statx");
+    let counter = format!("{}/waiting", rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor));
+    super::eventually("all requests are answered", || {
+        let mut text = [0; 32];
+        let file = rustix::fs::openat(connections, &counter, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).expect("a connection");
+        let length = rustix::io::read(&file, &mut text).expect("a number");
+        text[..length].trim_ascii() == b"0"
+    });
+}
+
+/// The kernel's directory of connections, which is not mounted everywhere: mounted for this process, at no place. None for root of a container.
+fn connections() -> Option<&'static OwnedFd> {
+    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+    static CONNECTIONS: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let mounted = || {
+        let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&context)?;
+        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+    };
+    CONNECTIONS.get_or_init(|| mounted().ok()).as_ref()
+}
+
 /// The requests that something causes, by kind; kinds without any are left out, and so is what the kernel sends when it forgets
 /// files: nobody waits for it, and when it comes depends on the machine.
 pub fn requests_of(mountpoint: &Path, what: impl FnOnce()) -> BTreeMap<String, u64> {
+    settle(mountpoint);
     let before = Status::of(mountpoint).requests();
     what();
+    settle(mountpoint);
     let after = Status::of(mountpoint).requests();
     after
         .into_iter()

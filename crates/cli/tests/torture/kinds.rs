@@ -97,6 +97,12 @@ impl Writer {
         }
     }
 
+    /// A write was accepted up to `to`, of what should have gone up to `end`. The kernel passes a write on in parts: where the daemon was killed in
+    /// the middle of a later part, the call answers with the parts before it, and that part may be there.
+    fn cut_short(&self, book: &mut Book, to: usize, end: usize) {
+        book.torn = (self.killed && to < end).then_some((to, end));
+    }
+
     /// Whether a file is to be begun again: it has become large, or it is full and somebody has to make room.
     fn is_enough(&mut self, book: &Book, full: bool) -> bool {
         book.content.len() >= self.most || full && self.random.once_in(8)
@@ -128,12 +134,16 @@ impl Writer {
             let full = match self.told("append", written) {
                 Ok(written) => {
                     book.put(end, &data[..written]);
+                    self.cut_short(&mut book, end + written, end + data.len());
                     if more.contains(OFlags::SYNC) {
                         book.synced = book.content.len();
                     }
                     false
                 }
-                Err(Stop::Full) => true,
+                Err(Stop::Full) => {
+                    book.torn = None;
+                    true
+                }
                 Err(Stop::Gone) => break,
             };
             book.doubtful = None;
@@ -168,9 +178,13 @@ impl Writer {
             let full = match self.told("pwrite", written) {
                 Ok(written) => {
                     book.put(at, &data[..written]);
+                    self.cut_short(&mut book, at + written, at + length);
                     false
                 }
-                Err(Stop::Full) => true,
+                Err(Stop::Full) => {
+                    book.torn = None;
+                    true
+                }
                 Err(Stop::Gone) => break,
             };
             book.doubtful = None;
@@ -196,9 +210,13 @@ impl Writer {
             let full = match self.told("pwrite", written) {
                 Ok(written) => {
                     book.put(at, &data[..written]);
+                    self.cut_short(&mut book, at + written, at + length);
                     false
                 }
-                Err(Stop::Full) => true,
+                Err(Stop::Full) => {
+                    book.torn = None;
+                    true
+                }
                 Err(Stop::Gone) => break,
             };
             book.doubtful = None;

@@ -63,6 +63,8 @@ pub struct Book {
     pub appended: bool,
     /// The call that was under way when the daemon was killed was about these bytes: they may be the old or the new ones.
     pub doubtful: Option<(usize, usize)>,
+    /// The same of the call before, where it was answered with less than was asked for: the rest of it may be there.
+    pub torn: Option<(usize, usize)>,
 }
 
 impl Book {
@@ -162,6 +164,7 @@ impl Writer {
         let synced = file.sync_all();
         self.must("fsync", synced)?;
         book.synced = book.content.len();
+        book.torn = None;
         if self.killed {
             return Ok(());
         }
@@ -183,8 +186,8 @@ impl Writer {
         let place = self.report.join(name);
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("content"), &book.content).unwrap();
-        let (from, to) = book.doubtful.unwrap_or_default();
-        fs::write(place.join("rules"), format!("{} {} {from} {to}", book.synced, u64::from(book.appended))).unwrap();
+        let ((from, to), (cut, end)) = (book.doubtful.unwrap_or_default(), book.torn.unwrap_or_default());
+        fs::write(place.join("rules"), format!("{} {} {from} {to} {cut} {end}", book.synced, u64::from(book.appended))).unwrap();
     }
 
     fn rest(&self) {
@@ -198,15 +201,15 @@ fn difference(found: &[u8], book: &Book, lossy: bool) -> Option<String> {
     if found == expected.as_slice() {
         return None;
     }
-    let (from, to) = book.doubtful.unwrap_or_default();
+    let ((from, to), (cut, end)) = (book.doubtful.unwrap_or_default(), book.torn.unwrap_or_default());
     let may_be_missing = if lossy && book.appended { book.synced } else { usize::MAX };
     for at in 0..found.len().max(expected.len()) {
         let (is, must) = (found.get(at), expected.get(at));
-        let doubtful = at >= from && at < to;
+        let doubtful = (from..to).contains(&at) || (cut..end).contains(&at);
         let missing = at >= may_be_missing && (is.is_none() || is == Some(&0));
         if is != must && !doubtful && !missing {
             return Some(format!(
-                "byte {at}: {is:?} instead of {must:?}; length {} instead of {}, synced {}, in doubt {from}..{to}",
+                "byte {at}: {is:?} instead of {must:?}; length {} instead of {}, synced {}, in doubt {from}..{to} and {cut}..{end}",
                 found.len(),
                 expected.len(),
                 book.synced
@@ -230,6 +233,7 @@ pub fn differences(report: &Path, below: &Path, lossy: bool) -> u64 {
                 synced: rules[0],
                 appended: rules[1] == 1,
                 doubtful: Some((rules[2], rules[3])),
+                torn: Some((rules[4], rules[5])),
             };
             let name = PathBuf::from(place.file_name().to_str().unwrap().replace('+', "/"));
             let path = below.join(kind.file_name()).join(name);

@@ -329,7 +329,7 @@ fn watchdog() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(90));
+            std::thread::sleep(Duration::from_secs(180));
             eprintln!("a test hangs; giving up");
             for path in MOUNTPOINTS.lock().unwrap().iter() {
                 let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH);

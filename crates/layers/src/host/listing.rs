@@ -285,7 +285,7 @@ impl Shared {
     fn listed(&self, node: &Arc<HostNode>, stream: &Stream, name: Name<'_>) -> Result<Entry> {
         let directory = stream.directory.as_fd();
         let mut found = self.examine(directory, name.bytes(), true)?;
-        if self.watch.cover(directory, name.bytes(), &found) {
+        if self.watch.cover(self, directory, name.bytes(), &found) {
             found = self.examine(directory, name.bytes(), true)?;
         }
         self.entry(node, directory, name.bytes(), &found)

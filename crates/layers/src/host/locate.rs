@@ -99,7 +99,7 @@ impl Shared {
         let (parent, held) = self.enter(parent)?;
         self.watch.before_names(&parent, held.fd());
         let mut found = self.examine(held.fd(), name.bytes(), false)?;
-        if self.watch.cover(held.fd(), name.bytes(), &found) {
+        if self.watch.cover(self, held.fd(), name.bytes(), &found) {
             // The watch came after the answer.
             found = self.examine(held.fd(), name.bytes(), false)?;
         }

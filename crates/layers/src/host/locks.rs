@@ -77,8 +77,12 @@ impl LockTables {
 
     /// An owner closed the file: all its locks go, as with `close(2)`.
     pub(super) fn release(&self, key: (FileId, LockOwner)) {
-        let gone = self.ranges.lock().remove(&key);
-        drop(gone);
+        let Some(gone) = self.ranges.lock().remove(&key) else { return };
+        // Closing alone would leave them with a process that is being started just now, until it has closed its copy of the descriptor.
+        let all = Range { kind: Kind::Unlock, start: 0, length: 0, pid: 0 };
+        if let Err(error) = locks::set(gone.as_fd(), all, false) {
+            tracing::debug!(%error, "byte-range locks go with their descriptor");
+        }
     }
 }
 
@@ -88,6 +92,19 @@ pub(super) struct Flocks {
     owners: Mutex<Vec<(LockOwner, Arc<OwnedFd>)>>,
 }
 
+impl Drop for Flocks {
+    fn drop(&mut self) {
+        self.owners.get_mut().iter().for_each(|(_, descriptor)| unlock(descriptor));
+    }
+}
+
+/// Releases a `flock`, also from the copies of the descriptor that a process has which is being started just now.
+fn unlock(descriptor: &OwnedFd) {
+    if let Err(error) = rustix::fs::flock(descriptor, FlockOperation::Unlock) {
+        tracing::debug!(%error, "a lock of a whole file goes with its descriptor");
+    }
+}
+
 impl Flocks {
     fn find(&self, owner: LockOwner) -> Option<Arc<OwnedFd>> {
         self.owners.lock().iter().find(|(known, _)| *known == owner).map(|(_, descriptor)| Arc::clone(descriptor))
@@ -95,7 +112,8 @@ impl Flocks {
 
     pub(super) fn set(&self, owner: LockOwner, file: BorrowedFd<'_>, access: OFlags, kind: LockKind, wait: bool) -> Result<()> {
         if kind == LockKind::Unlock {
-            self.owners.lock().retain(|(known, _)| *known != owner);
+            let gone: Vec<_> = self.owners.lock().extract_if(.., |(known, _)| *known == owner).collect();
+            gone.iter().for_each(|(_, descriptor)| unlock(descriptor));
             return Ok(());
         }
         let operation = match (kind, wait) {

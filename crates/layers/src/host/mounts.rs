@@ -30,6 +30,11 @@ impl Mounts {
         Mounts { root: (stat::mount(root), stat::device(root)), others: RwLock::default(), shared: AtomicBool::new(false) }
     }
 
+    /// That of the root directory, and its device.
+    pub(super) fn root(&self) -> (u64, u32) {
+        self.root
+    }
+
     /// The mount, unless it is the root's.
     fn other(&self, statx: &Statx) -> Option<u64> {
         Some(stat::mount(statx)).filter(|&mount| mount != self.root.0)

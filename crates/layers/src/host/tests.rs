@@ -1,6 +1,7 @@
 //! The host layer against the host itself: every operation through [`Layer`], next to the native call where there is one.
 
 mod binds;
+mod companies;
 mod creation;
 mod files;
 mod identity;

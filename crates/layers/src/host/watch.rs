@@ -1,8 +1,8 @@
 //! Noticing what others change below, and saying how long answers stay true.
 //!
 //! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]);
-//! one thread sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
-//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing;
+//! a thread sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
+//! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing (`watch/marks.rs`);
 //! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
@@ -15,6 +15,7 @@
 
 mod event_loop;
 mod inotify;
+mod marks;
 mod own_mounts;
 
 use super::{
@@ -25,16 +26,17 @@ use super::{
 };
 use crate::spec::HostCoherence;
 use inotify::DirectoryWatches;
-use nacre_sys::fanotify;
+use marks::Marks;
 use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};
 use own_mounts::OwnMounts;
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Statx};
 use std::{
     collections::HashMap,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
         mpsc::Sender,
     },
@@ -42,6 +44,7 @@ use std::{
 };
 
 pub(super) use inotify::Lease;
+pub use marks::{Company, Tree};
 
 /// Storage whose every change passes through this kernel (statfs(2), linux/magic.h and the file systems' own headers).
 const LOCAL: [u32; 22] = [
@@ -116,8 +119,12 @@ pub(super) struct Watch {
 
 /// The running watcher.
 struct Running {
-    group: Option<OwnedFd>,
-    directories: Option<Arc<DirectoryWatches>>,
+    /// Where file systems can be marked as a whole.
+    marks: Option<Arc<Marks>>,
+    /// Made when the first directory has to be watched by itself; `None` where that cannot be.
+    directories: OnceLock<Option<Singly>>,
+    /// What its thread needs; taken when it starts, and in the end.
+    unstarted: Mutex<Option<(Weak<Shared>, Sender<Invalidation>)>>,
     root_method: Method,
     /// The other file systems met so far, by device.
     others: RwLock<HashMap<u32, Method>>,
@@ -128,11 +135,38 @@ struct Running {
     /// Files that are open for writing through us, where directories are watched one by one: their own writes must not empty the caches in
     /// front of them.
     writers: Mutex<HashMap<FileId, usize>>,
-    /// The thread has failed: nothing is promised any more.
+    /// A thread has failed: nothing is promised any more.
     failed: AtomicBool,
+}
+
+/// Directories that are watched one by one.
+struct Singly {
+    watches: Arc<DirectoryWatches>,
     /// Ends the thread when written to.
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Singly {
+    fn start(shared: Weak<Shared>, channel: Sender<Invalidation>) -> io::Result<Singly> {
+        let (watches, stop) = (Arc::new(DirectoryWatches::new()?), eventfd()?);
+        let (theirs, told) = (Arc::clone(&watches), stop.try_clone()?);
+        let thread = std::thread::Builder::new()
+            .name("nacre-watch-dir".into())
+            .spawn(move || event_loop::hear_directories(&theirs, &told, &shared, &channel))?;
+        Ok(Singly { watches, stop, thread: Mutex::new(Some(thread)) })
+    }
+}
+
+fn eventfd() -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?)
+}
+
+/// Ends a thread that waits for `stop`, and waits for its end.
+fn end(stop: &OwnedFd, thread: JoinHandle<()>) {
+    if rustix::io::write(stop, &1_u64.to_ne_bytes()).is_ok() && thread.join().is_err() {
+        tracing::error!("the watcher of a source had failed");
+    }
 }
 
 impl Running {
@@ -140,23 +174,67 @@ impl Running {
         if device == watch.root_device { Some(self.root_method) } else { self.others.read().get(&device).copied() }
     }
 
+    /// The watches on single directories.
+    fn directories(&self) -> Option<&Arc<DirectoryWatches>> {
+        let start = || {
+            let (shared, channel) = self.unstarted.lock().take()?;
+            Singly::start(shared, channel).inspect_err(|error| tracing::debug!(%error, "directories cannot be watched one by one")).ok()
+        };
+        self.directories.get_or_init(start).as_ref().map(|singly| &singly.watches)
+    }
+
     /// Watches the file system `device` of `file` (not an `O_PATH` descriptor) in the best way there is.
     fn watch_file_system(&self, device: u32, file: OwnedFd) -> Method {
         if !magic(file.as_fd()).is_some_and(|magic| LOCAL.contains(&magic)) {
             return Method::Unseen;
         }
-        if let Some(group) = &self.group {
-            match event_loop::mark(group.as_fd(), file.as_fd()) {
+        if let Some(marks) = &self.marks {
+            match event_loop::mark(marks.group(), file.as_fd()) {
                 Ok(id) => {
-                    self.own_mounts.add(group.as_fd(), device, file.as_fd());
+                    self.own_mounts.add(marks.group(), device, file.as_fd());
                     self.mounts.lock().insert(id, Arc::new(file));
                     return Method::Marked;
                 }
                 Err(error) => tracing::debug!(%error, "a file system cannot be marked as a whole"),
             }
         }
-        if self.directories.is_some() { Method::Directories } else { Method::Unseen }
+        if self.directories().is_some() { Method::Directories } else { Method::Unseen }
     }
+}
+
+impl Running {
+    /// Whether changes are heard.
+    fn promises(&self) -> bool {
+        !self.failed.load(Ordering::Relaxed) && !self.marks.as_ref().is_some_and(|marks| marks.failed())
+    }
+
+    fn stop(&self, shared: &Arc<Shared>) {
+        drop(self.unstarted.lock().take());
+        if let Some(marks) = &self.marks {
+            marks.leave(shared);
+        }
+        if let Some(Some(singly)) = self.directories.get()
+            && let Some(thread) = singly.thread.lock().take()
+        {
+            end(&singly.stop, thread);
+        }
+    }
+}
+
+/// Whether a file is known by more names than one.
+fn has_other_names(file: BorrowedFd<'_>) -> bool {
+    // Where it cannot be asked, it may be.
+    rustix::fs::fstat(file).map_or(true, |stat| stat.st_nlink > 1)
+}
+
+/// Whether something of the source's file system was found that other hosts may have written to unheard.
+fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
+    if !marks.may_be_shared() || stat::mount(statx) == shared.directories.mounts().root().0 {
+        return false;
+    }
+    marks.meet_elsewhere();
+    // What is in a directory is examined later.
+    !stat::is_directory(statx)
 }
 
 impl Watch {
@@ -176,18 +254,21 @@ impl Watch {
     /// Called before names are read in a directory.
     pub(super) fn before_names(&self, directory: &Arc<HostNode>, descriptor: BorrowedFd<'_>) {
         let Some(running) = self.running.get() else { return };
-        if let Some(directories) = &running.directories
-            && running.method(self, directory.device()) == Some(Method::Directories)
+        if running.method(self, directory.device()) == Some(Method::Directories)
             && !directory.is_watched()
+            && let Some(directories) = running.directories()
         {
             directories.add(directory, descriptor);
         }
     }
 
-    /// Called with what was found under a name: true where it lies on a file system that is only now being watched, so that it has
-    /// to be examined once more.
-    pub(super) fn cover(&self, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> bool {
+    /// Called with what was found under a name: true where it lies on a file system that is only now being watched, or where less of it may
+    /// have been heard than will be from now on, so that it has to be examined once more.
+    pub(super) fn cover(&self, shared: &Shared, directory: BorrowedFd<'_>, name: &[u8], found: &Found) -> bool {
         let Some(running) = self.running.get() else { return false };
+        if found.device == self.root_device {
+            return running.marks.as_ref().is_some_and(|marks| elsewhere(marks, shared, &found.statx));
+        }
         if running.method(self, found.device).is_some() {
             return false;
         }
@@ -200,6 +281,10 @@ impl Watch {
         // Only what is still the same file system may stand for it.
         let opened = opened.filter(|file| stat::of_file(file.as_fd()).is_ok_and(|statx| stat::device(&statx) == found.device));
         let method = opened.map_or(Method::Unseen, |file| running.watch_file_system(found.device, file));
+        if let Some(marks) = running.marks.as_ref().filter(|_| method == Method::Marked) {
+            marks.meet(shared, found.device);
+            marks.settle(shared, running, found.device);
+        }
         running.others.write().insert(found.device, method);
         method == Method::Marked
     }
@@ -209,6 +294,9 @@ impl Watch {
         let Some(running) = self.running.get() else { return descriptor };
         // A link that is shown as its target is a file of its own in front of us; only a report tells the target of its changes.
         if node.is_resolved() || node.kind() != Kind::File {
+            return descriptor;
+        }
+        if running.marks.as_ref().is_some_and(|marks| marks.may_be_shared()) && has_other_names(descriptor.as_fd()) {
             return descriptor;
         }
         running.own_mounts.open(node.device(), descriptor, flags)
@@ -239,26 +327,29 @@ impl Watch {
     /// The notification group of marks.
     #[cfg(test)]
     pub(super) fn group(&self) -> Option<BorrowedFd<'_>> {
-        self.running.get()?.group.as_ref().map(AsFd::as_fd)
+        self.running.get()?.marks.as_ref().map(|marks| marks.group())
     }
 
     /// How many directories are watched one by one.
     #[cfg(test)]
     pub(super) fn directory_count(&self) -> usize {
-        self.running.get().and_then(|running| running.directories.as_ref()).map_or(0, |directories| directories.len())
+        self.running.get().and_then(|running| running.directories.get()?.as_ref()).map_or(0, |singly| singly.watches.len())
+    }
+
+    /// How many hosts hear by the same group.
+    #[cfg(test)]
+    pub(super) fn hosts(&self) -> usize {
+        self.running.get().and_then(|running| running.marks.as_ref()).map_or(0, |marks| marks.members())
     }
 
     fn is_written(&self, id: FileId) -> bool {
         self.running.get().is_some_and(|running| running.writers.lock().contains_key(&id))
     }
 
-    /// Ends the thread and waits for its end.
-    pub(super) fn stop(&self) {
+    /// Ends what runs for this source alone and waits for its end. `shared` is the one this belongs to.
+    pub(super) fn stop(&self, shared: &Arc<Shared>) {
         let Some(running) = self.running.get() else { return };
-        let Some(thread) = running.thread.lock().take() else { return };
-        if rustix::io::write(&running.stop, &1_u64.to_ne_bytes()).is_ok() && thread.join().is_err() {
-            tracing::error!("the watcher of a source had failed");
-        }
+        running.stop(shared);
     }
 
     fn names(&self, running: &Running, directory: &HostNode) -> bool {
@@ -307,7 +398,7 @@ impl Shared {
             HostCoherence::Revalidate => return Coherence::Shared,
             HostCoherence::Watch => self.watch.running.get(),
         };
-        let Some(running) = running.filter(|running| !running.failed.load(Ordering::Relaxed)) else { return Coherence::Shared };
+        let Some(running) = running.filter(|running| running.promises()) else { return Coherence::Shared };
         let watched = match scope {
             Scope::Names(node) => hosted(node).is_ok_and(|node| self.watch.names(running, &node)),
             Scope::Attributes(node, attr) => hosted(node).is_ok_and(|node| self.watch.attributes(running, &node, attr.nlink)),
@@ -321,8 +412,10 @@ pub(super) fn start(shared: &Arc<Shared>, channel: Sender<Invalidation>) {
     if shared.options.coherence != HostCoherence::Watch {
         return;
     }
-    let group = fanotify::open().inspect_err(|error| tracing::debug!(%error, "no fanotify, directories are watched one by one")).ok();
-    if let Err(error) = try_start(shared, group, channel) {
+    let join =
+        || Marks::join(shared, &channel).inspect_err(|error| tracing::debug!(%error, "no fanotify, directories are watched one by one"));
+    let marks = join().ok();
+    if let Err(error) = try_start(shared, marks, channel) {
         tracing::warn!(%error, source = %shared.options.source.display(), "cannot watch for changes; answers are asked for anew each time");
     }
 }
@@ -333,31 +426,35 @@ pub(super) fn start_by_directories(shared: &Arc<Shared>, channel: Sender<Invalid
     try_start(shared, None, channel).unwrap();
 }
 
-fn try_start(shared: &Arc<Shared>, group: Option<OwnedFd>, channel: Sender<Invalidation>) -> std::io::Result<()> {
-    let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-    let directories = DirectoryWatches::new().map(Arc::new).ok();
+fn try_start(shared: &Arc<Shared>, marks: Option<Arc<Marks>>, channel: Sender<Invalidation>) -> io::Result<()> {
     let mut running = Running {
-        group,
-        directories,
+        marks,
+        directories: OnceLock::new(),
+        unstarted: Mutex::new(Some((Arc::downgrade(shared), channel))),
         root_method: Method::Unseen,
         others: RwLock::default(),
         mounts: Mutex::default(),
         own_mounts: OwnMounts::default(),
         writers: Mutex::default(),
         failed: AtomicBool::new(false),
-        stop,
-        thread: Mutex::default(),
     };
-    let root = shared.open_directory(&shared.root).map_err(|error| std::io::Error::from_raw_os_error(error.raw()))?;
+    let root = match shared.open_directory(&shared.root) {
+        Ok(root) => root,
+        Err(error) => {
+            running.stop(shared);
+            return Err(io::Error::from_raw_os_error(error.raw()));
+        }
+    };
     running.root_method = running.watch_file_system(shared.watch.root_device, root);
-    if shared.watch.running.set(running).is_err() {
-        return Err(std::io::Error::other("already watching"));
+    if let Err(running) = shared.watch.running.set(running) {
+        running.stop(shared);
+        return Err(io::Error::other("already watching"));
     }
     let Some(running) = shared.watch.running.get() else { return Ok(()) };
-    let weak = Arc::downgrade(shared);
-    let sources = event_loop::Sources::of(running)?;
-    let thread = std::thread::Builder::new().name("nacre-watch".into()).spawn(move || event_loop::run(&sources, &weak, &channel))?;
-    *running.thread.lock() = Some(thread);
+    if let Some(marks) = &running.marks {
+        // Others may have met something while this was on its way.
+        marks.settle(Arc::as_ptr(shared), running, shared.watch.root_device);
+    }
     // Doors judge the whole by its root, before anybody has looked into it.
     shared.watch.before_names(&shared.root, shared.directories.root());
     Ok(())

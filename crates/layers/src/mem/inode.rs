@@ -3,7 +3,8 @@
 //! Called by `mem.rs` and `mem/file.rs`. Invariants: locks of two files are never held at once; a file lives as long as a directory, a
 //! node or an open file refers to it.
 
-use super::{content::Content, locks::Locks};
+use super::content::Content;
+use crate::locks::Locks;
 use crate::remap::acl;
 use nacre_vfs::{Attr, Errno, FileId, Kind, Result, SetAttr, SetTime, Time};
 use parking_lot::Mutex;

@@ -11,12 +11,12 @@ const VALUE_MAX: usize = 65536;
 const NAME_MAX: usize = 255;
 
 /// Which names there can be on which files (xattr(7)).
-fn check(inode: &Inode, name: &[u8], write: bool) -> Result<()> {
+pub(crate) fn check(kind: Kind, name: &[u8], write: bool) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(Errno::ERANGE);
     }
     if acl::is_acl(name) {
-        return match inode.kind {
+        return match kind {
             Kind::Symlink => Err(Errno::EOPNOTSUPP),
             Kind::Directory => Ok(()),
             _ if write && name == acl::DEFAULT => Err(Errno::EACCES),
@@ -24,7 +24,7 @@ fn check(inode: &Inode, name: &[u8], write: bool) -> Result<()> {
         };
     }
     if name.starts_with(b"user.") {
-        return match inode.kind {
+        return match kind {
             Kind::File | Kind::Directory => Ok(()),
             _ if write => Err(Errno::EPERM),
             _ => Err(Errno::ENODATA),
@@ -41,7 +41,7 @@ fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
 }
 
 pub(super) fn get(inode: &Arc<Inode>, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-    check(inode, name, false)?;
+    check(inode.kind, name, false)?;
     let body = inode.body.lock();
     answer(body.xattrs.get(name).ok_or(Errno::ENODATA)?, buffer)
 }
@@ -57,7 +57,7 @@ pub(super) fn list(inode: &Arc<Inode>, buffer: &mut [u8]) -> Result<usize> {
 }
 
 pub(super) fn set(inode: &Arc<Inode>, name: &[u8], value: &[u8], flags: XattrFlags, now: Time) -> Result<()> {
-    check(inode, name, true)?;
+    check(inode.kind, name, true)?;
     if value.len() > VALUE_MAX {
         return Err(Errno::E2BIG);
     }
@@ -79,7 +79,7 @@ pub(super) fn set(inode: &Arc<Inode>, name: &[u8], value: &[u8], flags: XattrFla
 }
 
 pub(super) fn remove(inode: &Arc<Inode>, name: &[u8], now: Time) -> Result<()> {
-    check(inode, name, true)?;
+    check(inode.kind, name, true)?;
     let mut body = inode.body.lock();
     body.xattrs.remove(name).ok_or(Errno::ENODATA)?;
     body.ctime = now;

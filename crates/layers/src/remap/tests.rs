@@ -46,6 +46,7 @@ pub(crate) fn context(uid: u32) -> Context {
         devices: Arc::new(FakeDevices),
         clock: Arc::new(FakeClock::default()),
         waiting: simply_waiting(),
+        company: None,
     }
 }
 

@@ -83,6 +83,18 @@ impl Field for Option<PathBuf> {
     }
 }
 
+impl Field for Vec<PathBuf> {
+    fn set(&mut self, value: Option<&[u8]>) -> Result<(), String> {
+        let mut path = PathBuf::new();
+        path.set(value)?;
+        self.push(path);
+        Ok(())
+    }
+    fn print(&self) -> Vec<Vec<u8>> {
+        self.iter().flat_map(Field::print).collect()
+    }
+}
+
 impl Field for Option<u32> {
     fn set(&mut self, value: Option<&[u8]>) -> Result<(), String> {
         let value = text(value)?;

@@ -119,7 +119,9 @@ fn branches_of_a_union_change_while_it_serves() {
     assert!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().busy);
     drop(other);
     assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()), Ok(vec![]));
-    assert_eq!(stack.remove_branch(1, false), Ok(()));
+    // No other branch has the file.
+    assert!(stack.remove_branch(1, false).is_err());
+    assert_eq!(stack.remove_branch(1, true), Ok(()));
     assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
     assert!(!seen(&stack));
     assert!(stack.remove_branch(7, false).unwrap_err().what.contains("no such branch"));

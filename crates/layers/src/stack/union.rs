@@ -3,9 +3,10 @@
 //! Called by the builder above and, for changes, by whoever serves the stack. Invariant: the branches in the specification are those of
 //! the union, in the same order.
 
-use super::{BuildError, Handle, Stack, build};
+use super::{BuildError, Handle, Stack, build_in};
 use crate::{
     context::Context,
+    host::Tree,
     spec::{BranchSource, BranchSpec, LayerSpec, StackSpec, UnionSpec},
 };
 use nacre_union::{BranchMode, ChangeError, Control, Member, Union};
@@ -24,12 +25,14 @@ use std::{
 /// How often, and after which pause, a work directory is tried that an ending process may still hold.
 const PATIENCE: usize = 100;
 /// The same where a person waits for the answer: umount(8) does not wait for the process that served the mount.
-const SHORT_PATIENCE: usize = 20;
+const SHORT_PATIENCE: usize = 60;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A union and what keeps others from writing to its branches.
 pub(super) struct Served {
     pub(super) union: Arc<Union>,
+    /// That of the branches.
+    tree: Tree,
     /// By the slot of the branch.
     claims: Mutex<Vec<(u8, OwnedFd)>>,
 }
@@ -67,8 +70,9 @@ impl From<ChangeError> for BranchError {
 pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, String> {
     let options = spec.options().map_err(|error| error.to_string())?;
     let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
+    let tree = context.company.clone().unwrap_or_default().tree();
     for branch in &spec.branch.0 {
-        let (opened, claim) = member(branch, spec, context, warnings).map_err(|error| error.what)?;
+        let (opened, claim) = member(branch, (spec, &tree), context, warnings).map_err(|error| error.what)?;
         members.push(opened);
         claims.push(claim);
     }
@@ -78,7 +82,7 @@ pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<Strin
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
-    Ok(Served { union, claims: Mutex::new(claims) })
+    Ok(Served { union, tree, claims: Mutex::new(claims) })
 }
 
 /// What to say of a branch whose top directory has another owner or mode than the one that is shown.
@@ -92,7 +96,7 @@ fn other_permissions(union: &Union, name: &Path, layer: &dyn Layer) -> Option<St
 /// Opens a branch, and claims it where it is written.
 fn member(
     branch: &BranchSpec,
-    union: &UnionSpec,
+    (union, tree): (&UnionSpec, &Tree),
     context: &Context,
     warnings: &mut Vec<String>,
 ) -> Result<(Member, Option<OwnedFd>), BranchError> {
@@ -102,7 +106,7 @@ fn member(
         Some(claimed) => claim(claimed, warnings)?,
         None => None,
     };
-    let stack = build(&branch.stack(union), context).map_err(|error| within(&error))?;
+    let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(|error| within(&error))?;
     warnings.extend(stack.warnings);
     Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work }, claim))
 }
@@ -192,7 +196,7 @@ impl Stack {
         let mut warnings = Vec::new();
         self.change(|union, served, control| {
             let place = place.min(union.branch.0.len());
-            let (member, claim) = member(&branch, union, context, &mut warnings)?;
+            let (member, claim) = member(&branch, (union, &served.tree), context, &mut warnings)?;
             let layer = Arc::clone(&member.layer);
             let slot = control.add(member, place)?;
             if union.options().is_ok_and(|options| options.warn_permissions) {

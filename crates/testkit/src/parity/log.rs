@@ -125,10 +125,18 @@ impl Log {
         self.say(format!("{what}: mtime moved {} ctime moved {}", now.mtime > mark.mtime, now.ctime > mark.ctime));
     }
 
-    /// The times of a name, after a pause that is longer than a clock tick, so that the next change is seen.
+    /// The times of a name, after a pause that is longer than a clock tick, so that the next change is seen. By the clock that files get their
+    /// times from: on a busy machine its ticks come late.
     pub fn mark(&mut self, name: &str) -> Mark {
         let mark = Mark::of(&self.at(name));
-        std::thread::sleep(std::time::Duration::from_millis(12));
+        let now = || {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+            time.tv_sec * 1_000_000_000 + time.tv_nsec
+        };
+        let end = now() + 12_000_000;
+        while now() < end {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         mark
     }
 

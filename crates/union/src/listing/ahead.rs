@@ -5,7 +5,10 @@
 //! * what is read ahead is as good as names that a merge has taken and not handed out, and goes with them when something changes;
 //! * there is one thread for each union, made with it: threads that serve requests may be bound to one processor, and so would be its.
 
-use super::{Source, batch::Batch};
+use super::{
+    Source,
+    batch::{Batch, Preparing},
+};
 use nacre_vfs::{Caller, Layer, Node, Result};
 use parking_lot::{Condvar, Mutex};
 use std::{
@@ -51,6 +54,7 @@ struct Job {
     directory: Node,
     caller: Caller,
     from: u64,
+    preparing: Preparing,
     promise: Arc<Promise>,
 }
 
@@ -67,6 +71,9 @@ impl Job {
             let begun = Begun(self.promise);
             let mut batch = Batch::of_many();
             let read = batch.read(&*self.layer, &self.directory, &self.caller, self.from);
+            if read.is_ok() {
+                batch.prepare(&self.preparing);
+            }
             begun.0.change(|state| matches!(state, State::Reading), State::Read(read.map(|()| batch)));
         }
     }
@@ -92,11 +99,11 @@ impl Reader {
     }
 
     /// Has the names after `from` read; `None` where that cannot be.
-    pub(super) fn ask(&self, source: &Source<'_>, caller: &Caller, from: u64) -> Option<Ahead> {
+    pub(super) fn ask(&self, source: &Source<'_>, caller: &Caller, from: u64, preparing: Preparing) -> Option<Ahead> {
         let (layer, jobs) = (source.shared?, self.jobs.as_ref()?);
         let promise = Arc::<Promise>::default();
         let (layer, directory) = (Arc::clone(layer), source.directory.clone());
-        jobs.send(Job { layer, directory, caller: *caller, from, promise: Arc::clone(&promise) }).ok()?;
+        jobs.send(Job { layer, directory, caller: *caller, from, preparing, promise: Arc::clone(&promise) }).ok()?;
         Some(Ahead { slot: source.slot, from, promise })
     }
 }
@@ -135,9 +142,14 @@ impl Drop for Ahead {
 
 #[cfg(test)]
 mod tests {
+    use super::super::hidden::Hidden;
     use super::*;
     use nacre_layers::mem::Mem;
     use nacre_vfs::{Kind, Name};
+
+    fn hashes() -> Preparing {
+        Preparing::Digests(Hidden::default().keys().clone())
+    }
 
     fn filled(count: usize) -> Arc<dyn Layer> {
         let layer: Arc<dyn Layer> = Arc::new(Mem::new());
@@ -155,7 +167,7 @@ mod tests {
         let root = layer.root().unwrap().node;
         let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 7, reads_marks: false, x_directory: false };
         // The first one may come too late: then the merge reads by itself.
-        let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0).unwrap())
+        let batch = std::iter::repeat_with(|| reader.ask(&source, &Caller::ROOT, 0, hashes()).unwrap())
             .inspect(|ahead| assert!(ahead.is(7, 0) && !ahead.is(7, 1) && !ahead.is(6, 0)))
             .find_map(|ahead| {
                 thread::yield_now();
@@ -173,13 +185,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_found_out_ahead_is_what_the_set_says() {
+        let (layer, mut hidden) = (filled(20), Hidden::default());
+        let root = layer.root().unwrap().node;
+        layer.mknod(&Caller::ROOT, &root, Name::new(b".wh.0").unwrap(), Kind::File, 0o644, (0, 0)).unwrap();
+        for name in [&b"3"[..], b"5", b"other"] {
+            hidden.enter(name, 0);
+        }
+        let mut batch = Batch::of_many();
+        batch.read(&*layer, &root, &Caller::ROOT, 0).unwrap();
+        let mut hashed = batch.clone();
+        hashed.prepare(&Preparing::Digests(hidden.keys().clone()));
+        batch.prepare(&Preparing::Hidden(Arc::new(hidden.clone()), 1));
+        let mut count = 0;
+        while let Some((name, _)) = batch.first() {
+            let is_mark = name.bytes().starts_with(b".wh.");
+            assert_eq!(batch.is_hidden(), Some(is_mark || hidden.hides(name.bytes(), 1)), "{name}");
+            assert!(batch.digest().is_none() && hashed.is_hidden().is_none());
+            let (digest, known) = (hashed.digest().unwrap(), hidden.hides(name.bytes(), 1));
+            assert_eq!(hidden.enter_digest(digest, 1), known, "{name}");
+            assert!(hidden.hides(name.bytes(), 2), "{name}");
+            batch.advance();
+            hashed.advance();
+            count += 1;
+        }
+        assert_eq!(count, 21);
+    }
+
+    #[test]
     fn nobody_waits_for_a_thread_that_is_not_there() {
         let layer = filled(1);
         let root = layer.root().unwrap().node;
         let source = Source { layer: &*layer, shared: Some(&layer), directory: &root, slot: 0, reads_marks: false, x_directory: false };
-        assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0).is_none());
+        assert!(Reader { jobs: None }.ask(&source, &Caller::ROOT, 0, hashes()).is_none());
         let (jobs, queue) = channel();
-        let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0).unwrap();
+        let ahead = Reader { jobs: Some(jobs) }.ask(&source, &Caller::ROOT, 0, hashes()).unwrap();
         assert!(ahead.names().is_none());
         // A job that was given up is not begun.
         let job = queue.recv().unwrap();

@@ -1,7 +1,12 @@
 //! A few names of one branch's directory, taken at once so that nothing is asked of any branch while it hands out names.
 
-use super::Source;
+use super::{
+    Source,
+    hidden::{Digest, Hidden, Keys},
+};
+use crate::marks::{self, Listed};
 use nacre_vfs::{Caller, DirEntry, DirSink, Entry, Kind, Layer, Name, Node, Result};
+use std::sync::Arc;
 
 /// Names taken at once.
 const MOST: usize = if cfg!(test) { 16 } else { 512 };
@@ -24,13 +29,32 @@ pub(super) struct Taken {
     pub(super) next: u64,
 }
 
+/// What is found out about names when they are read ahead, for the set that they will be held against.
+#[derive(Clone)]
+pub(super) enum Preparing {
+    /// The hash of each.
+    Digests(Keys),
+    /// Whether it is hidden from this source by a set that is complete.
+    Hidden(Arc<Hidden>, usize),
+}
+
+/// What has been found out.
+#[derive(Clone, Default)]
+enum Prepared {
+    #[default]
+    Nothing,
+    Digests(Vec<Digest>),
+    Hidden(Vec<bool>),
+}
+
 /// The names, in the branch's order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Batch {
     taken: Vec<Taken>,
     names: Vec<u8>,
     /// Of each name, where attributes were asked for and the names were taken in this call.
     entries: Vec<Option<Entry>>,
+    prepared: Prepared,
     first: usize,
     most: usize,
     full: bool,
@@ -74,8 +98,21 @@ impl Batch {
         layer.readdir(caller, directory, from, false, self)
     }
 
+    /// Does for each of the names what can be done before its turn comes.
+    pub(super) fn prepare(&mut self, preparing: &Preparing) {
+        let all = || (0..self.taken.len()).filter_map(|index| self.name(index));
+        self.prepared = match preparing {
+            Preparing::Digests(keys) => Prepared::Digests(all().map(|name| keys.digest(name.bytes())).collect()),
+            Preparing::Hidden(hidden, source) => {
+                let is_hidden = |name: Name<'_>| marks::listed(name) != Listed::Plain || hidden.hides(name.bytes(), *source);
+                Prepared::Hidden(all().map(is_hidden).collect())
+            }
+        };
+    }
+
     /// Drops all names.
     pub(super) fn clear(&mut self) {
+        self.prepared = Prepared::Nothing;
         self.taken.clear();
         self.names.clear();
         self.entries.clear();
@@ -99,10 +136,30 @@ impl Batch {
 
     /// The first name that is left.
     pub(super) fn first(&self) -> Option<(Name<'_>, Taken)> {
-        let taken = self.taken.get(self.first)?;
+        Some((self.name(self.first)?, self.taken.get(self.first)?.clone()))
+    }
+
+    fn name(&self, index: usize) -> Option<Name<'_>> {
+        let taken = self.taken.get(index)?;
         let start = usize::try_from(taken.name).ok()?;
         // A layer hands out names, which cannot be bad.
-        Some((Name::new(self.names.get(start..start + usize::from(taken.length))?).ok()?, taken.clone()))
+        Name::new(self.names.get(start..start + usize::from(taken.length))?).ok()
+    }
+
+    /// The hash of the first name that is left, where that has been made.
+    pub(super) fn digest(&self) -> Option<Digest> {
+        match &self.prepared {
+            Prepared::Digests(digests) => digests.get(self.first).copied(),
+            _ => None,
+        }
+    }
+
+    /// Whether the first name that is left is hidden from its source, where that has been found out.
+    pub(super) fn is_hidden(&self) -> Option<bool> {
+        match &self.prepared {
+            Prepared::Hidden(hidden) => hidden.get(self.first).copied(),
+            _ => None,
+        }
     }
 
     /// The file of the first name that is left, where it came with the name.
@@ -122,6 +179,11 @@ impl Batch {
 
     /// Memory held, bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.taken.capacity() * size_of::<Taken>() + self.names.capacity()
+        let prepared = match &self.prepared {
+            Prepared::Nothing => 0,
+            Prepared::Digests(digests) => digests.capacity() * size_of::<Digest>(),
+            Prepared::Hidden(hidden) => hidden.capacity(),
+        };
+        self.taken.capacity() * size_of::<Taken>() + self.names.capacity() + prepared
     }
 }

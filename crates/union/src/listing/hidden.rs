@@ -24,10 +24,39 @@ const SMALLEST: usize = 64;
 const LOAD_MAX: usize = 92;
 const GROWTH: usize = 120;
 
+/// The keys of one table's hashes: to be had by who prepares names for it.
+#[derive(Clone, Default)]
+pub(super) struct Keys([RandomState; 2]);
+
+/// What a table knows of a name: the bits of its hash.
+#[derive(Clone, Copy)]
+pub(super) struct Digest(Slot);
+
+impl Keys {
+    fn first(&self, name: &[u8]) -> u64 {
+        let Keys([first, _]) = self;
+        first.hash_one(name)
+    }
+
+    pub(super) fn digest(&self, name: &[u8]) -> Digest {
+        let Keys([_, second]) = self;
+        let (high, low) = (self.first(name), second.hash_one(name));
+        Digest([(high >> 32) as u32, high as u32, (low >> 32) as u32 & !SOURCE])
+    }
+}
+
+impl Digest {
+    fn on(self, source: usize) -> Slot {
+        let Digest([high, middle, low]) = self;
+        // Sources are at most 127: the caller's branches are.
+        [high, middle, low | u32::try_from(source + 1).unwrap_or(SOURCE) & SOURCE]
+    }
+}
+
 /// The names hidden by sources from 0 on.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Hidden {
-    keys: [RandomState; 2],
+    keys: Keys,
     slots: Vec<Slot>,
     homes: usize,
     count: usize,
@@ -52,6 +81,11 @@ fn home(slot: Slot, homes: usize) -> usize {
 }
 
 impl Hidden {
+    /// An empty set with these keys.
+    pub(super) fn with(keys: Keys) -> Hidden {
+        Hidden { keys, ..Hidden::default() }
+    }
+
     /// Names held.
     pub(super) fn len(&self) -> usize {
         self.count
@@ -63,17 +97,17 @@ impl Hidden {
     }
 
     fn slot(&self, name: &[u8], source: usize) -> Slot {
-        let [first, second] = &self.keys;
-        let (high, low) = (first.hash_one(name), second.hash_one(name));
-        // Sources are at most 127: the caller's branches are.
-        let source = u32::try_from(source + 1).unwrap_or(SOURCE) & SOURCE;
-        [u32::try_from(high >> 32).unwrap_or(0), u32::try_from(high & 0xffff_ffff).unwrap_or(0), (low >> 32) as u32 & !SOURCE | source]
+        self.keys.digest(name).on(source)
+    }
+
+    /// What names have to be hashed with for this table.
+    pub(super) fn keys(&self) -> &Keys {
+        &self.keys
     }
 
     /// Whether a name may be there, by the first half of its hash: all that most names of a lower branch need.
     fn may_hold(&self, name: &[u8]) -> bool {
-        let [first, _] = &self.keys;
-        let high = first.hash_one(name);
+        let high = self.keys.first(name);
         let wanted = [(high >> 32) as u32, high as u32, 0];
         let from = home(wanted, self.homes);
         let stops = self.slots.iter().skip(from).find(|slot| is_empty(**slot) || bits(**slot).0 >= high);
@@ -114,18 +148,46 @@ impl Hidden {
         self.closed
     }
 
+    /// Takes back that a name was first seen on this source.
+    pub(super) fn take_back(&mut self, name: &[u8], source: usize) {
+        let wanted = self.slot(name, source);
+        let (index, found) = self.find(wanted);
+        if found && self.slots.get(index) == Some(&wanted) {
+            let [high, low, last] = wanted;
+            self.put(index, [high, low, last | SOURCE]);
+        }
+    }
+
+    /// Names that were first seen on this source are hidden from nobody any more.
+    pub(super) fn unhide(&mut self, source: usize) {
+        let only = self.slot(&[], source).last().map_or(0, |last| last & SOURCE);
+        for last in self.slots.iter_mut().filter_map(|slot| slot.last_mut()).filter(|last| **last & SOURCE == only) {
+            // Below all sources.
+            *last |= SOURCE;
+        }
+    }
+
     /// The same as [`Hidden::hides`], and from now on the name is hidden from the sources below this one.
     pub(super) fn enter(&mut self, name: &[u8], source: usize) -> bool {
+        self.enter_digest(self.keys.digest(name), source)
+    }
+
+    /// The same for a name that has been hashed with this table's keys.
+    pub(super) fn enter_digest(&mut self, digest: Digest, source: usize) -> bool {
+        let wanted = digest.on(source);
         if self.closed {
-            return self.lower(name, source);
+            return self.lower(wanted);
         }
         if (self.count + 1) * 100 > self.homes * LOAD_MAX {
             self.grow();
         }
-        let wanted = self.slot(name, source);
         let (index, found) = self.find(wanted);
         if found {
-            return self.is_above(index, wanted);
+            let hidden = self.is_above(index, wanted);
+            if !hidden {
+                self.put(index, wanted);
+            }
+            return hidden;
         }
         let end = self.slots.iter().skip(index).position(|slot| is_empty(*slot)).map_or(self.slots.len(), |empty| index + empty);
         if end == self.slots.len() {
@@ -141,8 +203,7 @@ impl Hidden {
     }
 
     /// Notes that a name that is there has been seen on this source, too.
-    fn lower(&mut self, name: &[u8], source: usize) -> bool {
-        let wanted = self.slot(name, source);
+    fn lower(&mut self, wanted: Slot) -> bool {
         let (index, found) = self.find(wanted);
         if !found || self.is_above(index, wanted) {
             return found;
@@ -239,6 +300,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_source_hid_can_be_shown_again() {
+        for closed in [false, true] {
+            let mut hidden = Hidden::default();
+            for (name, source) in [(b"a", 1), (b"b", 2), (b"c", 1)] {
+                hidden.enter(name, source);
+            }
+            if closed {
+                hidden.close();
+            }
+            hidden.take_back(b"b", 1);
+            hidden.take_back(b"a", 1);
+            assert!(!hidden.hides(b"a", 126) && hidden.hides(b"b", 3) && hidden.hides(b"c", 2));
+            assert!(!hidden.enter(b"a", 1) && hidden.hides(b"a", 2), "the source comes to it again");
+            hidden.unhide(1);
+            assert!(!hidden.hides(b"a", 126) && hidden.hides(b"b", 3) && !hidden.hides(b"c", 126));
+            assert!(!hidden.enter(b"c", 2) && hidden.enter(b"c", 3), "a source below shows it, and hides it from then on");
+            check(&hidden);
+        }
+    }
+
+    #[test]
     fn it_agrees_with_a_map_while_it_grows() {
         let (mut hidden, mut map) = (Hidden::default(), HashMap::new());
         let mut random: u64 = 88_172_645_463_325_252;
@@ -251,7 +333,7 @@ mod tests {
             assert_eq!(hidden.hides(&name, source), above);
             if random & 1 == 0 {
                 assert_eq!(hidden.enter(&name, source), above);
-                map.entry(name).or_insert(source);
+                map.entry(name).and_modify(|first: &mut usize| *first = source.min(*first)).or_insert(source);
             }
             if step % 10_000 == 0 {
                 check(&hidden);

@@ -3,13 +3,14 @@
 use super::{
     Present, Request, Source,
     ahead::{Ahead, Reader},
-    batch::{Batch, Taken},
-    hidden::Hidden,
+    batch::{Batch, Preparing, Taken},
+    hidden::{Digest, Hidden},
     merged::Recording,
     position::{self, Own},
 };
 use crate::marks::{self, Listed, Marks};
 use nacre_vfs::{Entry, Errno, Name, Result};
+use std::sync::Arc;
 
 /// How many names of the upper of two branches are entered before it is asked whether the lower has fewer.
 const FIRST_TRY: usize = if cfg!(test) { 8 } else { 16 << 10 };
@@ -23,7 +24,8 @@ const TOLD_MAX: usize = 1 << 16;
 /// What a listing knows after a call, for the next one.
 #[derive(Default)]
 pub(super) struct Merge {
-    hidden: Hidden,
+    /// Shared with the thread that reads ahead, once it is complete.
+    hidden: Arc<Hidden>,
     /// Which names are entered in `hidden`: all of the sources before this one, and of this one those before this position of its own.
     covered: (usize, u64),
     /// Names taken and not handed out, and where the first of them stands.
@@ -69,6 +71,22 @@ impl Merge {
         self.hidden.bytes()
     }
 
+    /// The same for somebody else who goes on from here.
+    pub(super) fn copy(&self) -> Merge {
+        Merge {
+            hidden: Arc::clone(&self.hidden),
+            covered: self.covered,
+            left: self.left.clone(),
+            left_at: self.left_at,
+            ahead: None,
+            told: self.told.clone(),
+            told_before: self.told_before.clone(),
+            began: self.began,
+            tried: self.tried,
+            recording: None,
+        }
+    }
+
     /// Lets go of names that were taken before something changed.
     pub(super) fn outdated(&mut self) {
         self.left.clear();
@@ -79,11 +97,20 @@ impl Merge {
 /// A name, what its branch says of it, and its file where that came with it.
 type Item<'a> = (Name<'a>, &'a Taken, Option<&'a Entry>);
 
+/// What the thread that read a name ahead has found out about it.
+struct Known {
+    digest: Option<Digest>,
+    is_hidden: Option<bool>,
+}
+
 /// A listing during one call.
 pub(super) struct Run<'a> {
     marks: &'a Marks,
     request: &'a Request<'a>,
-    sources: &'a [Source<'a>],
+    /// Those that the listing began with; `None` where the branch has been removed since.
+    sources: &'a [Option<Source<'a>>],
+    /// Their slots.
+    slots: &'a [u8],
     merge: Merge,
     /// The source being read, and the position in it.
     at: (usize, u64),
@@ -100,11 +127,17 @@ fn is_gone(error: Errno) -> bool {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(marks: &'a Marks, request: &'a Request<'a>, sources: &'a [Source<'a>], mut merge: Merge, changes: u64) -> Run<'a> {
+    pub(super) fn new(
+        marks: &'a Marks,
+        request: &'a Request<'a>,
+        (sources, slots): (&'a [Option<Source<'a>>], &'a [u8]),
+        mut merge: Merge,
+        changes: u64,
+    ) -> Run<'a> {
         std::mem::swap(&mut merge.told, &mut merge.told_before);
         merge.told.clear();
         let unchanged = merge.began == changes;
-        Run { marks, request, sources, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
+        Run { marks, request, sources, slots, merge, at: (0, 0), reached: request.from, reader: None, unchanged }
     }
 
     /// The same, with names read ahead by this thread.
@@ -119,7 +152,10 @@ impl<'a> Run<'a> {
 
     /// Goes to a position; `reached` is where the kept merge stopped.
     pub(super) fn start(&mut self, reached: Option<u64>) -> Result<()> {
-        if reached == Some(self.request.from) && self.merge.left.first().is_some() {
+        if self.sources.iter().any(Option::is_none) {
+            self.merge.recording = None;
+        }
+        if reached == Some(self.request.from) {
             self.at = self.merge.left_at;
             return Ok(());
         }
@@ -128,10 +164,14 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let wanted = position::unpack(self.request.from);
-        // A branch that is gone took its positions with it: names come twice rather than not at all.
-        let Some(index) = self.sources.iter().position(|source| source.slot == wanted.slot) else { return Ok(()) };
+        // A position that nobody remembers, in a branch that is gone: names come twice rather than not at all.
+        let Some(index) = self.slots.iter().position(|slot| *slot == wanted.slot) else { return Ok(()) };
         while self.merge.covered.0 < index {
             self.enter_rest(self.merge.covered.0)?;
+        }
+        if self.source(index).is_none() {
+            self.at = (index, u64::MAX);
+            return Ok(());
         }
         let own = match wanted.own {
             Own::Whole(own) => own,
@@ -146,10 +186,14 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    fn source(&self, index: usize) -> Option<&'a Source<'a>> {
+        self.sources.get(index)?.as_ref()
+    }
+
     /// Finds the full position again by reading the directory from its start. Where the name behind it is gone, positions that ascend tell the
     /// next one; others mean starting over.
     fn search(&self, index: usize, wanted: Own) -> Result<u64> {
-        let Some(source) = self.sources.get(index) else { return Err(Errno::EIO) };
+        let Some(source) = self.source(index) else { return Err(Errno::EIO) };
         let (mut batch, mut own, mut ascends, mut behind) = (Batch::default(), 0, true, None);
         while self.take(&mut batch, source, own)? {
             while let Some((_, taken)) = batch.first() {
@@ -169,12 +213,14 @@ impl<'a> Run<'a> {
 
     /// Enters all names of a source that are not entered yet.
     fn enter_rest(&mut self, index: usize) -> Result<()> {
-        let Some(source) = self.sources.get(index) else { return Err(Errno::EIO) };
+        let source = self.source(index);
         let mut own = if self.merge.covered.0 == index { self.merge.covered.1 } else { 0 };
         let mut batch = Batch::default();
-        while self.take(&mut batch, source, own)? {
+        while let Some(source) = source
+            && self.take(&mut batch, source, own)?
+        {
             while let Some((name, taken)) = batch.first() {
-                enter(&mut self.merge.hidden, index, source, name)?;
+                enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, None))?;
                 own = taken.next;
                 batch.advance();
             }
@@ -188,12 +234,13 @@ impl<'a> Run<'a> {
     /// above: the memory is that of the smaller side, whichever it is.
     fn turn_round(&mut self) -> Result<()> {
         let entered = self.merge.hidden.len();
-        let [_, lower] = self.sources else { return Ok(()) };
+        let [Some(_), Some(lower)] = self.sources else { return Ok(()) };
         if self.merge.hidden.is_closed() || entered < FIRST_TRY || entered < self.merge.tried * NEXT_TRY {
             return Ok(());
         }
         self.merge.tried = entered;
-        let (mut names, mut batch, mut own) = (Hidden::default(), Batch::default(), 0);
+        // Names may have been hashed ahead.
+        let (mut names, mut batch, mut own) = (Hidden::with(self.merge.hidden.keys().clone()), Batch::default(), 0);
         while self.take(&mut batch, lower, own)? {
             while let Some((name, taken)) = batch.first() {
                 if marks::listed(name) == Listed::Plain {
@@ -208,7 +255,7 @@ impl<'a> Run<'a> {
             }
         }
         names.close();
-        self.merge.hidden = names;
+        self.merge.hidden = Arc::new(names);
         Ok(())
     }
 
@@ -240,13 +287,27 @@ impl<'a> Run<'a> {
             && let Some(reader) = self.reader
         {
             self.merge.ahead = match batch.end().filter(|_| batch.is_full()) {
-                Some(end) => reader.ask(source, self.request.caller, end),
+                Some(end) => reader.ask(source, self.request.caller, end, self.preparing()),
                 // Small directories are read faster than anybody else could be told to.
                 None if own == 0 => None,
-                None => self.sources.get(self.at.0 + 1).and_then(|next| reader.ask(next, self.request.caller, 0)),
+                None => self.source(self.at.0 + 1).and_then(|next| {
+                    // What the names of this batch hide is not known yet.
+                    reader.ask(next, self.request.caller, 0, Preparing::Digests(self.merge.hidden.keys().clone()))
+                }),
             };
         }
         Ok(some)
+    }
+
+    /// What can be found out about the next names of the source that is being read.
+    fn preparing(&self) -> Preparing {
+        let (index, hidden) = (self.at.0, &self.merge.hidden);
+        // Nothing is entered any more.
+        if index + 1 == self.sources.len() {
+            Preparing::Hidden(Arc::clone(hidden), index)
+        } else {
+            Preparing::Digests(hidden.keys().clone())
+        }
     }
 
     /// Hands out names; answers whether the listing has ended.
@@ -260,9 +321,15 @@ impl<'a> Run<'a> {
     }
 
     fn hand_out(&mut self, batch: &mut Batch, out: &mut dyn Present) -> Result<bool> {
-        while let Some(source) = self.sources.get(self.at.0) {
+        while self.at.0 < self.sources.len() {
+            let Some(source) = self.source(self.at.0) else {
+                batch.clear();
+                self.pass_over();
+                continue;
+            };
             while let Some((name, taken)) = batch.first() {
-                if !self.consider(source, (name, &taken, batch.entry()), out)? {
+                let known = Known { digest: batch.digest(), is_hidden: batch.is_hidden() };
+                if !self.consider(source, (name, &taken, batch.entry()), known, out)? {
                     return Ok(false);
                 }
                 batch.advance();
@@ -275,6 +342,17 @@ impl<'a> Run<'a> {
             }
         }
         Ok(true)
+    }
+
+    /// Goes on behind a source whose branch has been removed. What it hid and did not show (the reader may have come back, or had no room) is on the
+    /// sources below, if anywhere; a name that was shown just before may come twice.
+    fn pass_over(&mut self) {
+        let index = self.at.0;
+        if self.merge.covered != self.at {
+            Arc::make_mut(&mut self.merge.hidden).unhide(index);
+        }
+        self.merge.covered = self.merge.covered.max((index + 1, 0));
+        self.at = (index + 1, 0);
     }
 
     fn next_source(&mut self) -> Result<()> {
@@ -298,18 +376,22 @@ impl<'a> Run<'a> {
     }
 
     /// Hands a name out if it is one to be seen, and enters what it hides; answers false where the reader has no more room.
-    fn consider(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, out: &mut dyn Present) -> Result<bool> {
+    fn consider(&mut self, source: &Source<'_>, (name, taken, entry): Item<'_>, known: Known, out: &mut dyn Present) -> Result<bool> {
         let index = self.at.0;
         // The last source hides nothing from anybody.
         let enters = self.merge.covered == self.at && index + 1 < self.sources.len();
         let said = marks::listed(name);
         let hidden = if enters {
-            enter(&mut self.merge.hidden, index, source, name)?
+            enter(Arc::make_mut(&mut self.merge.hidden), index, source, (name, known.digest))?
         } else {
-            said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index)
+            known.is_hidden.unwrap_or_else(|| said != Listed::Plain || self.merge.hidden.hides(name.bytes(), index))
         };
         let shown = if hidden { self.request.show_whiteouts && source.reads_marks && matches!(said, Listed::Hides(_)) } else { true };
         if shown && !self.present(source, (name, taken, entry), out)? {
+            if enters {
+                // If its branch goes before the reader comes back, the next one shows it.
+                Arc::make_mut(&mut self.merge.hidden).take_back(name.bytes(), index);
+            }
             return Ok(false);
         }
         let next = (index, taken.next);
@@ -338,7 +420,7 @@ impl<'a> Run<'a> {
         let next = position::pack(source.slot, taken.next);
         // What has been copied up since the merge began is shown by another branch now.
         let found = found.filter(|_| self.request.attributes && (self.unchanged || self.at.0 == 0));
-        if !out.present(self.at.0, name, taken.ino, kind, found, next)? {
+        if !out.present(Some(self.at.0), name, taken.ino, kind, found, next)? {
             return Ok(false);
         }
         if let Some(recording) = &mut self.merge.recording
@@ -368,9 +450,12 @@ impl<'a> Run<'a> {
 }
 
 /// Enters what a name hides from the sources below; answers whether the name itself is not to be seen.
-fn enter(hidden: &mut Hidden, index: usize, source: &Source<'_>, name: Name<'_>) -> Result<bool> {
+fn enter(hidden: &mut Hidden, index: usize, source: &Source<'_>, (name, digest): (Name<'_>, Option<Digest>)) -> Result<bool> {
     match marks::listed(name) {
-        Listed::Plain => return Ok(hidden.enter(name.bytes(), index)),
+        Listed::Plain => {
+            let digest = digest.unwrap_or_else(|| hidden.keys().digest(name.bytes()));
+            return Ok(hidden.enter_digest(digest, index));
+        }
         Listed::Hides(name) if source.reads_marks => {
             hidden.enter(name.bytes(), index);
         }

@@ -74,15 +74,20 @@ impl Merged {
         near.or_else(|| self.scan(0, position, usize::MAX))
     }
 
+    /// The same for a position that was told between two offsets.
+    pub(super) fn find_between(&self, (from, to): (usize, usize), position: u64) -> Option<usize> {
+        self.scan(from, position, to.checked_sub(from)?)
+    }
+
     /// Looks for a position from an offset on, in at most so many bytes.
     fn scan(&self, from: usize, position: u64, most: usize) -> Option<usize> {
         let mut at = from;
         while let Some((listed, next)) = self.at(at) {
-            if listed.next == position {
-                return Some(next);
-            }
             if next - from > most {
                 return None;
+            }
+            if listed.next == position {
+                return Some(next);
             }
             at = next;
         }
@@ -98,7 +103,8 @@ impl Merged {
         }
     }
 
-    fn bytes(&self) -> usize {
+    /// Memory held.
+    pub(super) fn bytes(&self) -> usize {
         self.records.capacity() + size_of::<Merged>()
     }
 }
@@ -192,15 +198,18 @@ impl MergedListings {
         MergedListings { table: Arc::default(), busy: AtomicUsize::new(0), budget }
     }
 
-    /// The kept listing of a directory in this state.
-    pub(super) fn get(&self, ticket: &Ticket) -> Option<Arc<Merged>> {
+    /// The kept listing of a directory in this state, if it knows the position.
+    pub(super) fn get(&self, ticket: &Ticket, from: u64) -> Option<Arc<Merged>> {
         if ticket.token.is_none() || self.busy.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let table = self.table.lock();
-        let whole = table.whole.get(&ticket.key).filter(|whole| whole.ticket.is_same_state(ticket))?;
-        whole.used.store(true, Ordering::Relaxed);
-        Some(Arc::clone(whole))
+        let whole = {
+            let table = self.table.lock();
+            let whole = table.whole.get(&ticket.key).filter(|whole| whole.ticket.is_same_state(ticket))?;
+            whole.used.store(true, Ordering::Relaxed);
+            Arc::clone(whole)
+        };
+        whole.find(from).is_some().then_some(whole)
     }
 
     /// Begins a recording, unless there is one of this directory.

@@ -62,8 +62,12 @@ impl Tree {
     }
 
     fn page(&self, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
-        let mut page = Page::new(room);
-        let request = Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+        self.page_for(Caller::ROOT.pid, listings, from, token, room)
+    }
+
+    fn page_for(&self, pid: u32, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
+        let (mut page, caller) = (Page::new(room), Caller { pid, ..Caller::ROOT });
+        let request = Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &caller };
         listings.list(&MARKS, &request, &self.sources(), &mut page).unwrap();
         page.taken
     }
@@ -73,9 +77,13 @@ impl Tree {
     }
 
     fn rest(&self, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
+        self.rest_for(Caller::ROOT.pid, listings, from, token, room)
+    }
+
+    fn rest_for(&self, pid: u32, listings: &Listings, from: u64, token: Option<u64>, room: usize) -> Vec<(String, u64)> {
         let (mut all, mut from) = (Vec::new(), from);
         loop {
-            let page = self.page(listings, from, token, room);
+            let page = self.page_for(pid, listings, from, token, room);
             let Some((_, next)) = page.last() else { return all };
             assert_ne!(*next, 0);
             from = *next;
@@ -90,7 +98,7 @@ const KEY: FileId = FileId { fs: 1, ino: 2, generation: 3 };
 struct Page {
     room: usize,
     taken: Vec<(String, u64)>,
-    sources: Vec<usize>,
+    sources: Vec<Option<usize>>,
 }
 
 impl Page {
@@ -100,13 +108,20 @@ impl Page {
 }
 
 impl Present for Page {
-    fn present(&mut self, source: usize, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, next: u64) -> Result<bool> {
+    fn present(&mut self, source: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, next: u64) -> Result<bool> {
         if self.taken.len() == self.room {
             return Ok(false);
         }
         self.sources.push(source);
         self.taken.push((name.to_string(), next));
         Ok(true)
+    }
+}
+
+fn merge_of(kept: &Kept) -> &Merge {
+    match &kept.way {
+        Way::Merging(merge) => merge,
+        Way::Whole(_) => panic!("it reads a whole listing"),
     }
 }
 
@@ -197,9 +212,17 @@ fn whiteouts_are_shown_where_asked_for() {
 fn attributes_come_from_the_branch_that_shows_the_name() {
     struct Inodes(BTreeMap<String, (usize, u64, bool)>);
     impl Present for Inodes {
-        fn present(&mut self, source: usize, name: Name<'_>, ino: u64, _: Option<Kind>, found: Option<Entry>, _: u64) -> Result<bool> {
+        fn present(
+            &mut self,
+            source: Option<usize>,
+            name: Name<'_>,
+            ino: u64,
+            _: Option<Kind>,
+            found: Option<Entry>,
+            _: u64,
+        ) -> Result<bool> {
             let same = found.is_some_and(|found| found.attr.id.ino == ino);
-            self.0.insert(name.to_string(), (source, ino, same));
+            self.0.insert(name.to_string(), (source.unwrap(), ino, same));
             Ok(true)
         }
     }
@@ -348,7 +371,7 @@ fn a_listing_goes_on_when_its_directory_gains_a_branch() {
     let unique: BTreeSet<&&str> = all.iter().collect();
     assert_eq!(unique.len(), all.len());
     assert_eq!(all.len(), 1000, "the copy stands before the position now, and is shown all the same where it was found first");
-    assert!(page.sources.iter().all(|source| *source == 1), "sources are told by their place among all");
+    assert!(page.sources.iter().all(|source| *source == Some(1)), "sources are told by their place among all");
 }
 
 #[test]
@@ -388,6 +411,120 @@ fn files_copied_up_or_removed_meanwhile_are_neither_lost_nor_shown_twice() {
     assert_eq!(names(&all).into_iter().collect::<BTreeSet<_>>().len(), 1001);
 }
 
+/// A lower branch with a hundred names, and one name above.
+fn hundred() -> Tree {
+    let tree = Tree::of(&[&["first"], &[]]);
+    for number in 0..100 {
+        tree.add(1, format!("n{number:02}").as_bytes());
+    }
+    tree
+}
+
+#[test]
+fn readers_share_a_whole_listing() {
+    let (tree, listings) = (hundred(), Listings::default());
+    let first = tree.rest_for(1, &listings, 0, Some(1), 30);
+    assert_eq!(first.len(), 101);
+    // Nobody told us of this: who reads what is kept does not see it.
+    tree.add(1, b"new");
+    assert_eq!(tree.rest_for(2, &listings, 0, Some(1), 30), first);
+    // Two at the same time, in turn.
+    let (mut two, mut three) = (tree.page_for(2, &listings, 0, Some(1), 30), tree.page_for(3, &listings, 0, Some(1), 20));
+    two.extend(tree.rest_for(2, &listings, two[29].1, Some(1), 7));
+    three.extend(tree.rest_for(3, &listings, three[19].1, Some(1), 50));
+    assert_eq!((two, three), (first.clone(), first));
+    assert_eq!(listings.kept.len(), 0, "nothing is held after the end");
+}
+
+#[test]
+fn who_began_with_a_whole_listing_ends_with_it() {
+    let (tree, listings) = (hundred(), Listings::default());
+    let whole = tree.rest_for(1, &listings, 0, Some(1), 1000);
+    let begun = tree.page_for(2, &listings, 0, Some(1), 20);
+    // Copied up: before the reader's position on the upper branch, behind it on the lower one, and the other way round.
+    tree.add(0, b"n50");
+    tree.add(0, b"n05");
+    listings.forget(KEY);
+    // Somebody else is at the same place, with another past.
+    let other = tree.page_for(3, &listings, 0, Some(1), 20);
+    assert_eq!(other[19].1, begun[18].1);
+    let rest = tree.rest_for(2, &listings, begun[18].1, Some(1), 9);
+    assert_eq!([&begun[..19], &rest].concat(), whole, "each name once");
+    assert_eq!(tree.rest_for(3, &listings, other[19].1, Some(1), 30).len(), 81);
+}
+
+#[test]
+fn another_thread_goes_on_with_a_copy() {
+    let (tree, listings) = (hundred(), Listings::default());
+    for token in [Some(1), None] {
+        listings.forget(KEY);
+        let begun = tree.page_for(1, &listings, 0, token, 20);
+        let copied = format!("n{}", 50 + token.unwrap_or(0));
+        tree.add(0, copied.as_bytes());
+        listings.forget(KEY);
+        for reader in [2, 1] {
+            let rest = tree.rest_for(reader, &listings, begun[19].1, token, 30);
+            assert_eq!(rest.iter().filter(|(name, _)| *name == copied).count(), 1, "reader {reader}, token {token:?}");
+            assert!(rest.iter().all(|listed| !begun.contains(listed)));
+        }
+    }
+}
+
+#[test]
+fn a_listing_goes_on_without_a_branch_that_is_removed() {
+    let mut state = 0x2545_f491_4f6c_dd1d;
+    for round in 0..600 {
+        let count = 2 + random(&mut state) % 3;
+        let mut branches = random_branches(&mut state, count, 60, 50);
+        for names in &mut branches {
+            let whited: BTreeSet<String> = names.iter().filter_map(|name| name.strip_prefix(".wh.")).map(str::to_owned).collect();
+            names.retain(|name| !whited.contains(name));
+        }
+        let listed: Vec<Vec<&str>> = branches.iter().map(|branch| branch.iter().map(String::as_str).collect()).collect();
+        let tree = Tree::of(&listed.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let before = expected(&branches);
+        let (listings, token) = (Listings::default(), (round % 2 == 0).then_some(1));
+        if round % 4 == 0 {
+            assert_eq!(tree.rest_for(9, &listings, 0, token, 1000).len(), before.len());
+        }
+        // Some names are read, and of the last reply not all have reached the reader.
+        let mut seen = Vec::new();
+        let mut over = false;
+        for _ in 0..random(&mut state) % 4 {
+            let page = tree.page(&listings, seen.last().map_or(0, |(_, next)| *next), token, 1 + random(&mut state) % 20);
+            over |= page.is_empty();
+            seen.extend(page);
+        }
+        let exact = random(&mut state).is_multiple_of(2);
+        if !exact {
+            seen.truncate(seen.len().saturating_sub(random(&mut state) % 3));
+        }
+        let Some((_, from)) = seen.last().filter(|_| !over) else { continue };
+        let gone = random(&mut state) % count;
+        listings.branch_is_gone(tree.sources()[gone].slot);
+        let left = Tree { branches: tree.branches.clone(), reads_marks: true };
+        let sources: Vec<Source<'_>> =
+            left.sources().into_iter().enumerate().filter(|(at, _)| *at != gone).map(|(_, source)| source).collect();
+        let after =
+            expected(&branches.iter().enumerate().filter(|(at, _)| *at != gone).map(|(_, names)| names.clone()).collect::<Vec<_>>());
+        let mut from = *from;
+        loop {
+            let mut page = Page::new(9);
+            let request = Request { key: KEY, token, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
+            listings.list(&MARKS, &request, &sources, &mut page).unwrap();
+            let Some((_, next)) = page.taken.last() else { break };
+            from = *next;
+            // What a look-up does not find goes unseen.
+            let there = page.taken.iter().zip(&page.sources).filter(|((name, _), source)| source.is_some() || after.contains(name));
+            seen.extend(there.map(|(listed, _)| listed.clone()));
+        }
+        let unique: BTreeSet<String> = seen.iter().map(|(name, _)| name.clone()).collect();
+        let lost: Vec<&String> = before.intersection(&after).filter(|name| !unique.contains(*name)).collect();
+        assert!(lost.is_empty(), "round {round}: {lost:?} are lost without branch {gone} of {branches:?}");
+        assert!(!exact || unique.len() == seen.len(), "round {round}: {seen:?} without branch {gone} of {branches:?}");
+    }
+}
+
 #[test]
 fn the_first_names_come_before_the_merge_is_complete() {
     let tree = Tree::of(&[&[], &["last"]]);
@@ -399,7 +536,8 @@ fn the_first_names_come_before_the_merge_is_complete() {
     assert_eq!(page.len(), 10);
     assert_eq!(listings.kept.len(), 1);
     let request = Request { key: KEY, token: None, from: page[9].1, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
-    let merge = listings.kept.take(&Ticket::new(&request, &tree.sources()), page[9].1).unwrap().merge;
+    let merge = listings.kept.take(&Ticket::new(&request, &tree.sources()), page[9].1).unwrap();
+    let merge = merge_of(&merge);
     assert!(merge.entered() <= 11, "{} names were read before the first ten were handed out", merge.entered());
 }
 
@@ -427,8 +565,8 @@ fn a_merge_holds_sixteen_bytes_for_each_upper_name() {
         let request = Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
-        most = most.max(kept.merge.set_bytes());
-        listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.merge);
+        most = most.max(merge_of(&kept).set_bytes());
+        listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.way);
     }
     assert_eq!(count, lower - 10_000);
     assert_eq!(listings.kept.len(), 0, "nothing is held after the end");
@@ -459,8 +597,8 @@ fn a_merge_holds_the_names_of_the_smaller_side() {
         let request = Request { key: KEY, token: None, from, attributes: false, show_whiteouts: false, caller: &Caller::ROOT };
         let ticket = Ticket::new(&request, &tree.sources());
         let kept = listings.kept.take(&ticket, from).unwrap();
-        last = kept.merge.set_bytes();
-        listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.merge);
+        last = merge_of(&kept).set_bytes();
+        listings.kept.keep(ticket, kept.reached, listings.kept.changes(), kept.way);
     }
     assert!(last <= 16 * lower, "{last} bytes for {lower} names");
     let only_below = (0..lower).filter(|number| number * 30 >= upper && number % 2 == 1).count();

@@ -9,10 +9,12 @@ use crate::{
     branches::Branch,
     control::Control,
     drain::Left,
+    linked::Scans,
     node::UnionNode,
     relocate::{Goal, Stay},
     union::{OWN, Shared},
 };
+use hashbrown::HashSet;
 use nacre_vfs::{Errno, Kind, Result};
 use parking_lot::Mutex;
 use std::{
@@ -303,7 +305,7 @@ impl Control {
             let path = known.unwrap_or(path);
             let Ok(node) = self.find(&path) else { continue };
             if node.id == id && !files.iter().any(|file| file.path == path) {
-                files.extend(self.shared.candidate(&node, path, tiers, now).ok().flatten());
+                files.extend(self.shared.candidate(&node, path, tiers, now).ok().flatten().map(|(file, _)| file));
             }
         }
     }
@@ -317,10 +319,11 @@ impl Control {
         report: &mut TierReport,
         progress: &mut dyn FnMut(u64) -> bool,
     ) {
+        let mut scans = Scans::default();
         let mut pace = Rate { rate: rules.rate, start: Instant::now(), bytes: 0 };
         for step in steps {
             let (Some(file), Some(to)) = (files.get(step.file), tiers.get(step.to)) else { continue };
-            let moved = self.carry(file, to, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
+            let moved = self.carry((file, to), &mut scans, &mut |bytes| progress(bytes) && pace.wait(bytes, &self.shared));
             match moved {
                 Ok(bytes) => {
                     report.moved += 1;
@@ -340,7 +343,7 @@ impl Control {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
-    fn carry(&self, file: &Candidate, to: &Arc<Branch>, pace: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
+    fn carry(&self, (file, to): (&Candidate, &Arc<Branch>), scans: &mut Scans, pace: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
         loop {
             let mut stop = false;
             let moved = {
@@ -350,11 +353,12 @@ impl Control {
                 }
                 let node = self.find(&file.path)?;
                 let wanted = &self.shared.wanted;
-                self.shared.relocate(&node, &Goal::Branch(Arc::clone(to)), &mut |bytes| {
+                let mut pace = |bytes: u64| {
                     let goes_on = pace(bytes);
                     stop |= !goes_on && wanted.load(Ordering::Relaxed) == 0;
                     goes_on
-                })
+                };
+                self.shared.relocate_all(&node, &Goal::Branch(Arc::clone(to)), &mut pace, scans)
             };
             match moved {
                 Err(Stay::Stopped) if !stop => std::thread::sleep(PAUSE),
@@ -410,28 +414,27 @@ impl Shared {
         }
     }
 
-    /// What decisions need to know of a file; `None` where it cannot go anywhere.
-    fn candidate(&self, node: &Arc<UnionNode>, path: Vec<u8>, tiers: &[Arc<Branch>], now: Duration) -> Result<Option<Candidate>> {
+    /// What decisions need to know of a file, and how many names it has; `None` where it cannot go anywhere.
+    fn candidate(&self, node: &Arc<UnionNode>, path: Vec<u8>, tiers: &[Arc<Branch>], now: Duration) -> Result<Option<(Candidate, u32)>> {
         let top = node.top()?;
         let Some(tier) = tiers.iter().position(|branch| branch.slot == top.branch.slot) else { return Ok(None) };
         if node.kind != Kind::File {
             return Ok(None);
         }
         let attr = top.branch.layer.getattr(&OWN, &top.node, None)?;
-        if attr.nlink != 1 {
-            return Ok(None);
-        }
         let stamp = |time: nacre_vfs::Time| Duration::new(u64::try_from(time.sec).unwrap_or(0), time.nsec);
         let last_used = stamp(attr.atime).max(stamp(attr.mtime));
         let heat = self.tiering.heat.of(node.id, now);
         let size = attr.blocks.saturating_mul(512);
-        Ok(Some(Candidate { path, tier, size, last_used, heat, pinned: self.is_pinned(node)? }))
+        Ok(Some((Candidate { path, tier, size, last_used, heat, pinned: self.is_pinned(node)? }, attr.nlink)))
     }
 
     /// The files on a tier.
     fn candidates(self: &Arc<Shared>, tiers: &[Arc<Branch>], tier: usize, now: Duration, files: &mut Vec<Candidate>) -> Result<()> {
         let Some(branch) = tiers.get(tier) else { return Ok(()) };
         let start = files.len();
+        // Files with several names are one candidate.
+        let mut linked = HashSet::new();
         let mut waiting = vec![Vec::new()];
         while let Some(path) = waiting.pop() {
             for name in self.names_under(&path, branch) {
@@ -446,8 +449,9 @@ impl Shared {
                     if node.part_on(branch).is_some() && !self.is_pinned(&node)? {
                         waiting.push(whole);
                     }
-                } else if let Ok(Some(found)) = self.candidate(&node, whole, tiers, now)
+                } else if let Ok(Some((found, names))) = self.candidate(&node, whole, tiers, now)
                     && found.tier == tier
+                    && (names == 1 || linked.insert(node.id))
                 {
                     files.push(found);
                 }

@@ -27,6 +27,8 @@ fn rules_read_what_they_write() {
     }
     assert_eq!("".parse::<TierRules>().unwrap(), TierRules::default());
     let rules: TierRules = "high=75%,low=50%,age=2w,rate=50M,max=1G,keep=/a/*".parse().unwrap();
+    let alone: TierRules = "high=75".parse().unwrap();
+    assert_eq!((alone.high, alone.low), (75, 65), "a default does not contradict");
     assert_eq!((rules.high, rules.low, rules.age), (75, 50, Some(Duration::from_secs(1_209_600))));
     assert_eq!((rules.rate, rules.max_size, &rules.keep[..]), (Some(50 << 20), Some(1 << 30), &["a/*".to_owned()][..]));
     for (text, part) in [

@@ -28,10 +28,12 @@ fn shell(door: &Door, script: &str) {
     assert!(Command::new("sh").arg("-c").arg(script).current_dir(door.source.path()).status().unwrap().success());
 }
 
-fn tree(coherence: HostCoherence) -> (Bind, Door) {
+/// The bind mount comes second: what is declared last is dropped first.
+fn tree(coherence: HostCoherence) -> (Door, Bind) {
     let door = Door::with(|options| options.coherence = coherence, 64);
     shell(&door, "mkdir -p a/below b; echo content > a/below/file");
-    (Bind::new(&door.path("a"), &door.path("b")), door)
+    let bind = Bind::new(&door.path("a"), &door.path("b"));
+    (door, bind)
 }
 
 /// Long, because only that it comes is asserted.
@@ -47,7 +49,7 @@ fn a_directory_bound_at_two_places_is_two_and_its_files_are_one() {
     if !is_root() {
         return;
     }
-    let (_bind, door) = tree(HostCoherence::Revalidate);
+    let (door, _bind) = tree(HostCoherence::Revalidate);
     let (a, b) = (door.find("a/below").unwrap(), door.find("b/below").unwrap());
     assert_eq!(a.attr.id.ino, b.attr.id.ino);
     assert_ne!(a.attr.id, b.attr.id);
@@ -93,7 +95,7 @@ fn a_change_at_one_place_reaches_all_identities() {
     if !is_root() {
         return;
     }
-    let (_bind, door) = tree(HostCoherence::Watch);
+    let (door, _bind) = tree(HostCoherence::Watch);
     let (sender, receiver) = channel();
     door.host.watch(sender);
     if door.host.shared.watch.method() != "fanotify" {
@@ -117,7 +119,7 @@ fn the_same_where_directories_are_watched_one_by_one() {
     if !is_root() {
         return;
     }
-    let (_bind, door) = tree(HostCoherence::Watch);
+    let (door, _bind) = tree(HostCoherence::Watch);
     let (sender, receiver) = channel();
     super::super::watch::start_by_directories(&door.host.shared, sender);
     let (a, b) = (door.find("a/below").unwrap(), door.find("b/below").unwrap());
@@ -132,7 +134,7 @@ fn an_exclusive_source_promises_nothing_of_directories_with_two_places() {
     if !is_root() {
         return;
     }
-    let (_bind, door) = tree(HostCoherence::Exclusive);
+    let (door, _bind) = tree(HostCoherence::Exclusive);
     let a = door.find("a/below").unwrap();
     assert_eq!(door.host.coherence(Scope::Names(&a.node)), Coherence::Exclusive);
     let b = door.find("b/below").unwrap();

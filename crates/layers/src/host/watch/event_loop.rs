@@ -1,13 +1,14 @@
-//! The watcher's thread: waits for events, turns them into invalidations, sends them.
+//! The watchers' threads: one for each group of marks, one for each host that watches directories one by one. They wait for events, turn
+//! them into invalidations, and send them.
 //!
-//! Invariants: it sleeps in the kernel while nothing happens; the first event is taken at once, and after a batch it rests a moment, so
-//! that a storm comes in batches and costs those who cause it no wake-up per event; it never keeps the source alive (a weak reference,
+//! Invariants: they sleep in the kernel while nothing happens; the first event is taken at once, and after a batch they rest a moment, so
+//! that a storm comes in batches and costs those who cause it no wake-up per event; they never keep a source alive (weak references,
 //! upgraded per batch).
 
 use super::{
     super::{Shared, stat},
-    Running,
     inotify::{self, DirectoryWatches},
+    marks::{Hearer, Marks},
 };
 use nacre_sys::{
     fanotify::{self, Mask, Object},
@@ -54,23 +55,6 @@ pub(super) fn mark(group: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<[i
     Ok(id)
 }
 
-/// The descriptors that the thread waits for.
-pub(super) struct Sources {
-    group: Option<OwnedFd>,
-    directories: Option<Arc<DirectoryWatches>>,
-    stop: OwnedFd,
-}
-
-impl Sources {
-    pub(super) fn of(running: &Running) -> io::Result<Sources> {
-        Ok(Sources {
-            group: running.group.as_ref().map(OwnedFd::try_clone).transpose()?,
-            directories: running.directories.clone(),
-            stop: running.stop.try_clone()?,
-        })
-    }
-}
-
 /// A batch of notices without immediate repetitions.
 #[derive(Default)]
 struct Batch(Vec<Invalidation>);
@@ -83,20 +67,17 @@ impl Batch {
     }
 }
 
-/// Takes every promise back when the thread ends without having been told to.
-struct Alarm<'a> {
-    shared: &'a Weak<Shared>,
-    channel: &'a Sender<Invalidation>,
+/// Takes every promise back when a thread ends without having been told to.
+struct Alarm<F: Fn()> {
+    ring: F,
     armed: bool,
 }
 
-impl Drop for Alarm<'_> {
+impl<F: Fn()> Drop for Alarm<F> {
     fn drop(&mut self) {
-        let Some(shared) = self.shared.upgrade().filter(|_| self.armed) else { return };
-        if let Some(running) = shared.watch.running.get() {
-            running.failed.store(true, Ordering::Relaxed);
+        if self.armed {
+            (self.ring)();
         }
-        let _nobody_may_listen = self.channel.send(Invalidation::Everything);
     }
 }
 
@@ -107,6 +88,8 @@ struct Known {
     plain: FileId,
     device: u32,
     directory: bool,
+    /// It had several names when it was last asked.
+    linked: bool,
 }
 
 impl Known {
@@ -119,52 +102,94 @@ impl Known {
 /// A handle as a key.
 type Key = ([i32; 2], i32, Box<[u8]>);
 
-/// Runs until told to stop, or until nobody listens.
-pub(super) fn run(sources: &Sources, shared: &Weak<Shared>, channel: &Sender<Invalidation>) {
+fn key(object: Object<'_>) -> Key {
+    (object.fsid, object.handle.kind, Box::from(object.handle.bytes))
+}
+
+/// Hears what marks report, until told to stop, or until nobody listens.
+pub(super) fn hear(group: &OwnedFd, stop: &OwnedFd, marks: &Weak<Marks>) {
+    let ring = || {
+        if let Some(marks) = marks.upgrade() {
+            marks.fail();
+        }
+    };
+    let mut alarm = Alarm { ring, armed: true };
     let mut buffer = vec![0_u8; BUFFER];
     let mut known: HashMap<Key, Known> = HashMap::new();
-    let mut alarm = Alarm { shared, channel, armed: true };
     let mut rest = None;
     loop {
-        match wait(sources, rest) {
+        match wait(stop, group.as_fd(), rest) {
             Ok(true) => {}
-            Ok(false) => {
-                alarm.armed = false;
-                return;
-            }
+            Ok(false) => break,
             Err(error) => {
                 tracing::error!(%error, "watching for changes has failed");
                 return;
             }
         }
-        let Some(shared) = shared.upgrade() else { return };
-        let mut batch = Batch::default();
-        if let Some(group) = &sources.group {
-            drain(group.as_fd(), &mut buffer, |bytes| marked_events(&shared, bytes, &mut known, &mut batch));
-        }
-        if let Some(directories) = &sources.directories {
-            drain(directories.fd(), &mut buffer, |bytes| directory_events(&shared, directories, bytes, &mut batch));
-        }
-        drop(shared);
-        for notice in batch.0 {
-            if channel.send(notice).is_err() {
-                return;
+        let Some(marks) = marks.upgrade() else { break };
+        let mut hearings: Vec<Hearing> = marks.hearers().into_iter().map(Hearing::new).collect();
+        let several_trees = marks.has_several_trees();
+        drain(group.as_fd(), &mut buffer, |bytes| marked_events(&mut hearings, several_trees, bytes, &mut known));
+        let mut nobody = false;
+        for Hearing { by, batch, .. } in hearings {
+            if batch.0.into_iter().any(|notice| by.channel.send(notice).is_err()) {
+                promise_nothing(&by.shared);
+                nobody |= marks.dismiss(&by.shared);
             }
+        }
+        if nobody {
+            break;
         }
         rest = Some(REST);
     }
+    alarm.armed = false;
+}
+
+/// Nothing is promised any more of one source.
+fn promise_nothing(shared: &Shared) {
+    if let Some(running) = shared.watch.running.get() {
+        running.failed.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Hears what watches on directories report, until told to stop, or until nobody listens.
+pub(super) fn hear_directories(directories: &DirectoryWatches, stop: &OwnedFd, shared: &Weak<Shared>, channel: &Sender<Invalidation>) {
+    let ring = || {
+        let Some(shared) = shared.upgrade() else { return };
+        promise_nothing(&shared);
+        let _nobody_may_listen = channel.send(Invalidation::Everything);
+    };
+    let mut alarm = Alarm { ring, armed: true };
+    let mut buffer = vec![0_u8; BUFFER];
+    let mut rest = None;
+    loop {
+        match wait(stop, directories.fd(), rest) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                tracing::error!(%error, "watching for changes has failed");
+                return;
+            }
+        }
+        let Some(shared) = shared.upgrade() else { break };
+        let mut batch = Batch::default();
+        drain(directories.fd(), &mut buffer, |bytes| directory_events(&shared, directories, bytes, &mut batch));
+        drop(shared);
+        if batch.0.into_iter().any(|notice| channel.send(notice).is_err()) {
+            return;
+        }
+        rest = Some(REST);
+    }
+    alarm.armed = false;
 }
 
 /// Rests, if so told, then waits for events; false when told to stop.
-fn wait(sources: &Sources, rest: Option<Timespec>) -> io::Result<bool> {
-    let stop = PollFd::new(&sources.stop, PollFlags::IN);
+fn wait(stop: &OwnedFd, source: BorrowedFd<'_>, rest: Option<Timespec>) -> io::Result<bool> {
+    let stop = PollFd::new(stop, PollFlags::IN);
     if rest.is_some() && !poll(&mut [stop.clone()], rest.as_ref())? {
         return Ok(false);
     }
-    let mut waited = vec![stop];
-    waited.extend(sources.group.as_ref().map(|group| PollFd::new(group, PollFlags::IN)));
-    waited.extend(sources.directories.as_ref().map(|directories| PollFd::from_borrowed_fd(directories.fd(), PollFlags::IN)));
-    poll(&mut waited, None)
+    poll(&mut [stop, PollFd::from_borrowed_fd(source, PollFlags::IN)], None)
 }
 
 /// Polls; false when the first descriptor tells to stop.
@@ -187,81 +212,116 @@ fn drain(source: BorrowedFd<'_>, buffer: &mut [u8], mut take: impl FnMut(&[u8]))
     }
 }
 
-fn marked_events(shared: &Shared, bytes: &[u8], known: &mut HashMap<Key, Known>, batch: &mut Batch) {
+/// A host and what it is to be told.
+struct Hearing {
+    by: Hearer,
+    /// It knows directories by more than one identity.
+    shares: bool,
+    batch: Batch,
+}
+
+impl Hearing {
+    fn new(by: Hearer) -> Hearing {
+        let shares = by.shared.directories.mounts().are_shared();
+        Hearing { by, shares, batch: Batch::default() }
+    }
+}
+
+fn marked_events(hearings: &mut [Hearing], several_trees: bool, bytes: &[u8], known: &mut HashMap<Key, Known>) {
     let own = rustix::process::getpid().as_raw_nonzero().get();
+    let everything = |hearings: &mut [Hearing]| hearings.iter_mut().for_each(|it| it.batch.push(Invalidation::Everything));
     let mut rest = bytes;
     while !rest.is_empty() {
         let Some((event, after)) = fanotify::first(rest) else {
             tracing::warn!("an event of an unknown form");
-            batch.push(Invalidation::Everything);
+            everything(hearings);
             return;
         };
         rest = after;
         if event.mask & fanotify::OVERFLOW != 0 {
-            batch.push(Invalidation::Everything);
+            everything(hearings);
         } else if event.pid != own {
-            marked_event(shared, &event, known, batch);
-        } else if shared.directories.mounts().are_shared() && event.mask & (NAMES | fanotify::ON_DIRECTORY) != 0 {
+            let about = About::of(&event, hearings, known);
+            hearings.iter_mut().for_each(|it| about.tell(it));
+        } else if event.mask & (NAMES | fanotify::ON_DIRECTORY) != 0 && hearings.iter().any(|it| it.shares) {
             // Our own: whoever asked for it knows, but not those who know the directory by another mount.
-            own_event(shared, &event, known, batch);
-        }
-    }
-}
-
-fn marked_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMap<Key, Known>, batch: &mut Batch) {
-    let object = event.object.and_then(|object| identify(shared, object, known));
-    let parent = event.entry.and_then(|(directory, name)| Some((identify(shared, directory, known)?, name)));
-    if event.mask & NAMES != 0
-        && let Some((parent, name)) = parent
-    {
-        for parent in parent.ids(shared) {
-            batch.push(Invalidation::Entry { parent, name: name.into() });
-            batch.push(Invalidation::Attributes { id: parent });
-        }
-    }
-    // An event of a directory about itself names it as the parent, with "." below.
-    let itself = object.or_else(|| parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
-    for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
-        if event.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
-            batch.push(Invalidation::Content { id });
-            if event.mask & fanotify::ATTRIB == 0 {
-                continue;
+            let about = About::of(&event, hearings, known);
+            hearings.iter_mut().filter(|it| it.shares && about.concerns_shared(&it.by.shared)).for_each(|it| about.tell(it));
+        } else if several_trees && event.mask & (NAMES | fanotify::ON_DIRECTORY) == 0 {
+            // The same for a file that may have a name in another tree.
+            let about = About::of(&event, hearings, known);
+            if about.object.is_some_and(|file| file.linked) {
+                hearings.iter_mut().for_each(|it| about.tell(it));
             }
         }
-        // Alone, or merged with the end of a write.
-        batch.push(Invalidation::Attributes { id });
     }
 }
 
-/// A change made by ourselves: passed on where it is of a directory that is known by more than one identity.
-fn own_event(shared: &Shared, event: &fanotify::Event<'_>, known: &mut HashMap<Key, Known>, batch: &mut Batch) {
-    let of = |object: Option<Object<'_>>, known: &mut HashMap<Key, Known>| {
-        object.and_then(|object| identify(shared, object, known)).filter(|it| it.directory && shared.directories.mounts().shares(it.device))
-    };
-    let directory = event.entry.map(|(directory, _)| directory);
-    if of(directory, known).is_some() || of(event.object, known).is_some() {
-        marked_event(shared, event, known, batch);
+/// An event and what it is about.
+struct About<'a> {
+    mask: Mask,
+    object: Option<Known>,
+    parent: Option<(Known, &'a [u8])>,
+}
+
+impl<'a> About<'a> {
+    fn of(event: &fanotify::Event<'a>, hearings: &[Hearing], known: &mut HashMap<Key, Known>) -> About<'a> {
+        if let Some(object) = event.object.filter(|_| event.mask & (fanotify::ATTRIB | fanotify::ON_DIRECTORY) == fanotify::ATTRIB) {
+            // It may have got another name.
+            known.remove(&key(object));
+        }
+        let object = event.object.and_then(|object| identify(hearings, object, known));
+        let parent = event.entry.and_then(|(directory, name)| Some((identify(hearings, directory, known)?, name)));
+        About { mask: event.mask, object, parent }
+    }
+
+    fn tell(&self, Hearing { by, batch, .. }: &mut Hearing) {
+        let shared = &by.shared;
+        if self.mask & NAMES != 0
+            && let Some((parent, name)) = &self.parent
+        {
+            for parent in parent.ids(shared) {
+                batch.push(Invalidation::Entry { parent, name: (*name).into() });
+                batch.push(Invalidation::Attributes { id: parent });
+            }
+        }
+        // An event of a directory about itself names it as the parent, with "." below.
+        let itself = self.object.or_else(|| self.parent.filter(|(_, name)| *name == b".").map(|(directory, _)| directory));
+        for id in itself.iter().flat_map(|itself| itself.ids(shared)) {
+            if self.mask & (fanotify::MODIFY | fanotify::CLOSE_WRITE) != 0 {
+                batch.push(Invalidation::Content { id });
+                if self.mask & fanotify::ATTRIB == 0 {
+                    continue;
+                }
+            }
+            // Alone, or merged with the end of a write.
+            batch.push(Invalidation::Attributes { id });
+        }
+    }
+
+    /// Whether it is of a directory that may be known by more than one identity.
+    fn concerns_shared(&self, shared: &Shared) -> bool {
+        let is_shared = |it: &Known| it.directory && shared.directories.mounts().shares(it.device);
+        self.parent.iter().map(|(directory, _)| directory).chain(&self.object).any(is_shared)
     }
 }
 
 /// What an object is; `None` where it is gone, and with it whatever could be wrong about it.
-fn identify(shared: &Shared, object: Object<'_>, known: &mut HashMap<Key, Known>) -> Option<Known> {
-    let key = (object.fsid, object.handle.kind, Box::from(object.handle.bytes));
+fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, Known>) -> Option<Known> {
+    let key = key(object);
     if let Some(found) = known.get(&key) {
         return Some(*found);
     }
-    let running = shared.watch.running.get()?;
-    let mounts: Vec<Arc<OwnedFd>> = {
-        let mounts = running.mounts.lock();
-        match mounts.get(&object.fsid) {
-            Some(mount) => vec![Arc::clone(mount)],
-            None => mounts.values().cloned().collect(),
-        }
-    };
+    let running = || hearings.iter().filter_map(|it| it.by.shared.watch.running.get());
+    let mut mounts: Vec<Arc<OwnedFd>> = running().filter_map(|running| running.mounts.lock().get(&object.fsid).cloned()).collect();
+    if mounts.is_empty() {
+        mounts = running().flat_map(|running| running.mounts.lock().values().cloned().collect::<Vec<_>>()).collect();
+    }
     let file =
         mounts.iter().find_map(|mount| handles::open(mount.as_fd(), object.handle, rustix::fs::OFlags::PATH.bits().cast_signed()).ok())?;
     let statx = stat::of_file(file.as_fd()).ok()?;
-    let found = Known { plain: stat::id(&statx), device: stat::device(&statx), directory: stat::is_directory(&statx) };
+    let found =
+        Known { plain: stat::id(&statx), device: stat::device(&statx), directory: stat::is_directory(&statx), linked: statx.stx_nlink > 1 };
     if known.len() >= HANDLES_MAX {
         known.clear();
     }

@@ -4,6 +4,8 @@
 //! that the source lies on: nobody else has files open through it, so that content events that come through it are our clients' own, and
 //! the kernel is told to leave them out. Events of the same file through any other mount are reported as ever.
 //!
+//! The hosts of one company share a group, so that this holds for all of them: see `marks.rs` for what must be heard all the same.
+//!
 //! Invariants: a file is opened the ordinary way first, which decides whether it may be; what cannot be opened through a mount of our own
 //! (handles that do not lead back, a stricter mount) stays as it was opened and is merely reported. One mark per mount, none per file.
 //!
@@ -62,6 +64,15 @@ impl OwnMounts {
             }
             Err(error) => tracing::debug!(%error, "no mount of our own: each write through us is reported back"),
         }
+    }
+
+    /// Has no mount for that device any more: also what is written to files that are open already is reported from now on.
+    ///
+    /// # Errors
+    /// What the kernel says; then it may not be reported.
+    pub(super) fn give_up(&self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
+        let known = self.0.write().remove(&device);
+        known.map_or(Ok(()), |mount| fanotify::hear_mount(group, mount.anchor.as_fd(), OWN))
     }
 
     /// The file behind `descriptor`, of that device, opened through our own mount; else `descriptor` itself.

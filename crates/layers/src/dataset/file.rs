@@ -1,0 +1,178 @@
+//! An open file of a dataset, and the locks on files.
+
+use super::translate::errno;
+use crate::locks::Locks;
+use nacre_pool::engine::{Dataset as Files, Pool};
+use nacre_pool::files::{FileError, Inode, SeekTo};
+use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
+use parking_lot::Mutex;
+use std::{
+    any::Any,
+    collections::HashMap,
+    os::fd::BorrowedFd,
+    sync::{Arc, Weak},
+};
+
+/// The locks of the files that are open.
+#[derive(Debug, Default)]
+pub(super) struct LockTable {
+    held: Mutex<HashMap<u64, Weak<Locks>>>,
+}
+
+impl LockTable {
+    /// The locks of an inode: the same for all that have it open.
+    pub(super) fn of(&self, number: u64) -> Arc<Locks> {
+        let mut held = self.held.lock();
+        if let Some(locks) = held.get(&number).and_then(Weak::upgrade) {
+            return locks;
+        }
+        let locks = Arc::new(Locks::default());
+        // Those of closed files are cleared away when the table has grown by as much as is alive.
+        if held.len() == held.capacity() {
+            held.retain(|_, locks| locks.strong_count() > 0);
+        }
+        held.insert(number, Arc::downgrade(&locks));
+        locks
+    }
+}
+
+/// An open file.
+pub(super) struct DatasetFile {
+    pub(super) pool: Arc<Pool>,
+    pub(super) files: Arc<Files>,
+    pub(super) inode: Arc<Inode>,
+    pub(super) flags: OpenFlags,
+    pub(super) locks: Arc<Locks>,
+}
+
+impl DatasetFile {
+    fn no_atime(&self) -> bool {
+        self.flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0
+    }
+
+    fn writable(&self) -> Result<()> {
+        if self.flags.writes() { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
+        self.writable()?;
+        Ok(self.files.files().write(&self.inode, offset, data).map_err(errno)?.written)
+    }
+}
+
+impl OpenFile for DatasetFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn inner(&self) -> &dyn OpenFile {
+        self
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        if !self.flags.reads() {
+            return Err(Errno::EBADF);
+        }
+        let count = self.files.files().read(&self.inode, offset, buffer).map_err(errno)?;
+        if !self.no_atime() {
+            self.files.files().touch(&self.inode).map_err(errno)?;
+        }
+        Ok(count)
+    }
+
+    fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
+        self.write_at(data, Some(offset))
+    }
+
+    fn append(&self, data: &[u8]) -> Result<usize> {
+        self.write_at(data, None)
+    }
+
+    fn flush(&self, owner: LockOwner) -> Result<()> {
+        self.locks.release(owner);
+        Ok(())
+    }
+
+    fn fsync(&self, _data_only: bool) -> Result<()> {
+        self.pool.sync_file(&self.files, &self.inode).map_err(errno)
+    }
+
+    fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
+        self.writable()?;
+        if length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let grow = !mode.any(AllocateMode::KEEP_SIZE);
+        let files = self.files.files();
+        match mode.0 & !AllocateMode::KEEP_SIZE {
+            // Room cannot be set aside where each write goes to a new place: as with ZFS, only the size is made.
+            0 => {
+                let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+                if !grow {
+                    return Ok(());
+                }
+                let size = files.attributes(&self.inode).map_err(errno)?.size;
+                let change = nacre_pool::files::AttributeChange { size: Some(end.max(size)), ..Default::default() };
+                if end > size { files.set_attributes(&self.inode, &change).map(drop).map_err(errno) } else { Ok(()) }
+            }
+            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.inode, offset, length, false).map_err(errno),
+            AllocateMode::ZERO_RANGE => files.zero(&self.inode, offset, length, grow).map_err(errno),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
+        let to = match whence {
+            Whence::Data => SeekTo::Data,
+            Whence::Hole => SeekTo::Hole,
+        };
+        self.files.files().seek(&self.inode, offset, to).map_err(|error| match error {
+            FileError::NoData => Errno::ENXIO,
+            other => errno(other),
+        })
+    }
+
+    fn copy_to(&self, offset: u64, target: &dyn OpenFile, target_offset: u64, length: u64, flags: u32) -> Result<u64> {
+        /// A copy goes in steps of this many bytes; the caller goes on where it was cut short.
+        const STEP: u64 = 1 << 20;
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let target = target.inner().as_any().downcast_ref::<DatasetFile>().ok_or(Errno::EXDEV)?;
+        if target.flags.appends() {
+            return Err(Errno::EBADF);
+        }
+        let overlap = offset < target_offset.saturating_add(length) && target_offset < offset.saturating_add(length);
+        if Arc::ptr_eq(&self.inode, &target.inode) && overlap {
+            return Err(Errno::EINVAL);
+        }
+        let mut buffer = vec![0; length.min(STEP) as usize];
+        let count = self.read(&mut buffer, offset)?;
+        let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset)?;
+        Ok(written as u64)
+    }
+
+    fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock> {
+        Ok(self.locks.test(owner, lock))
+    }
+
+    fn set_lock(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
+        self.locks.set(owner, lock, wait)
+    }
+
+    fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
+        self.locks.flock(owner, kind, wait)
+    }
+
+    fn ioctl(&self, _request: Ioctl<'_>, _output: &mut [u8]) -> Result<(i32, usize)> {
+        Err(Errno::ENOTTY)
+    }
+
+    fn backing(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
+        None
+    }
+}

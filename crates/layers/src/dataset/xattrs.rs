@@ -1,0 +1,104 @@
+//! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits never contradict each other.
+
+use super::translate::{errno, kind_of};
+use crate::mem::check_xattr;
+use crate::remap::acl;
+use nacre_pool::engine::TreeTable;
+use nacre_pool::files::{AttributeChange, FileError, Files, Inode};
+use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};
+use std::sync::Arc;
+
+/// File capabilities (capabilities(7)): a write or chown by someone without privilege takes them away.
+const CAPABILITY: &[u8] = b"security.capability";
+
+fn check(files: &Files<TreeTable>, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
+    let row = files.attributes(inode).map_err(errno)?;
+    check_xattr(kind_of(&row), name, write)
+}
+
+fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
+    if !buffer.is_empty() {
+        buffer.get_mut(..value.len()).ok_or(Errno::ERANGE)?.copy_from_slice(value);
+    }
+    Ok(value.len())
+}
+
+pub(super) fn get(files: &Files<TreeTable>, inode: &Inode, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+    check(files, inode, name, false)?;
+    answer(&files.attribute(inode, name).map_err(errno)?, buffer)
+}
+
+pub(super) fn list(files: &Files<TreeTable>, inode: &Inode, buffer: &mut [u8]) -> Result<usize> {
+    let mut names = Vec::new();
+    for name in files.attribute_names(inode).map_err(errno)? {
+        names.extend(name);
+        names.push(0);
+    }
+    answer(&names, buffer)
+}
+
+pub(super) fn set(files: &Files<TreeTable>, inode: &Arc<Inode>, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+    check(files, inode, name, true)?;
+    let exists = match (flags.create, flags.replace) {
+        (true, _) => Some(false),
+        (_, true) => Some(true),
+        _ => None,
+    };
+    if name == acl::ACCESS {
+        return set_access(files, inode, value, flags.kill_sgid, exists);
+    }
+    if name == acl::DEFAULT && acl::mode(value)?.is_none() {
+        return ignore_missing(files.remove_attribute(inode, name));
+    }
+    files.set_attribute(inode, name, value, exists, None).map_err(too_large)
+}
+
+/// A value that is too large is E2BIG here (setxattr(2)), not EFBIG.
+fn too_large(error: FileError) -> Errno {
+    if matches!(error, FileError::TooLarge) { Errno::E2BIG } else { errno(error) }
+}
+
+fn ignore_missing(done: nacre_pool::files::Result<()>) -> Result<()> {
+    match done {
+        Err(FileError::NoData) => Ok(()),
+        other => other.map_err(errno),
+    }
+}
+
+/// An access ACL, and the mode with it. One that says no more than a mode is not kept.
+fn set_access(files: &Files<TreeTable>, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, exists: Option<bool>) -> Result<()> {
+    const SET_GID: u16 = 0o2000;
+    let mut mode = files.attributes(inode).map_err(errno)?.mode & 0o7777;
+    if let Some(bits) = acl::mode(value)? {
+        mode = (mode & !0o777) | (bits & 0o777) as u16;
+    }
+    if kill_sgid {
+        mode &= !SET_GID;
+    }
+    if !acl::is_minimal(value)? {
+        return files.set_attribute(inode, acl::ACCESS, value, exists, Some(mode)).map_err(too_large);
+    }
+    ignore_missing(files.remove_attribute(inode, acl::ACCESS))?;
+    files.set_attributes(inode, &AttributeChange { permissions: Some(mode), ..Default::default() }).map(drop).map_err(errno)
+}
+
+pub(super) fn remove(files: &Files<TreeTable>, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
+    check(files, inode, name, true)?;
+    files.remove_attribute(inode, name).map_err(errno)
+}
+
+/// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities go with privileges.
+pub(super) fn follow_change(files: &Files<TreeTable>, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
+    if change.kill_privileges {
+        ignore_missing(files.remove_attribute(inode, CAPABILITY))?;
+    }
+    let Some(mode) = change.mode else { return Ok(()) };
+    match files.attribute(inode, acl::ACCESS) {
+        Ok(mut value) => {
+            acl::apply_mode(&mut value, mode)?;
+            files.set_attribute(inode, acl::ACCESS, &value, Some(true), Some((mode & 0o7777) as u16)).map_err(errno)
+        }
+        Err(FileError::NoData) => Ok(()),
+        Err(error) => Err(errno(error)),
+    }
+}

@@ -1,0 +1,326 @@
+//! Moving a file with several names to another branch: all names together, or none.
+//!
+//! Called where `relocate.rs` says that a file has several names, by drains, tiers and commands. The names are found by a look at the whole branch, which
+//! serves all files of one run; what it says is verified with everything held. A file stays where it is as long as a name of it is not to be seen
+//! in the union: outside of the branch's directory, or hidden by a branch above. How names change branches is told in `moved.rs`.
+
+use crate::{
+    branches::Branch,
+    copy_up::Built,
+    identity::Identities,
+    links::write_count,
+    node::{Part, Place, UnionNode},
+    relocate::{Goal, Pace, Stay},
+    remove::lock_names,
+    union::{OWN, Shared},
+};
+use hashbrown::HashMap;
+use nacre_vfs::{Attr, DirEntry, DirSink, Errno, FileId, Kind, Name, Node, Result};
+use parking_lot::{RwLock, RwLockWriteGuard};
+use std::sync::{Arc, atomic::Ordering};
+
+/// The most names that are kept of a branch.
+const NAMES_MAX: usize = 1_000_000;
+/// The most names that change branches at once.
+const TOGETHER: usize = 10_000;
+/// Names read in one call.
+const PAGE: usize = 1024;
+
+/// A name in a directory of the union.
+pub(crate) struct Home {
+    pub(crate) parent: Arc<UnionNode>,
+    pub(crate) name: Vec<u8>,
+}
+
+/// Keeps directories from being listed, each once, in one order.
+pub(crate) fn lock_listings<'a>(directories: &[&'a Arc<UnionNode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
+    let mut locks: Vec<&'a RwLock<()>> = directories.iter().map(|directory| &directory.listing).collect();
+    locks.sort_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.dedup_by_key(|lock| std::ptr::from_ref::<RwLock<()>>(lock));
+    locks.into_iter().map(RwLock::write).collect()
+}
+
+/// The names of files of one branch that have several.
+#[derive(Default)]
+pub(crate) struct LinkScan {
+    names: HashMap<FileId, Vec<Vec<u8>>>,
+    count: usize,
+}
+
+/// What has been found of several branches, by slot.
+pub(crate) type Scans = HashMap<u8, LinkScan>;
+
+/// An entry of a directory: name, type, and the file itself, as far as they were told.
+type Listed = (Vec<u8>, Option<Kind>, Option<(Node, Attr)>);
+
+#[derive(Default)]
+struct Page {
+    entries: Vec<Listed>,
+    next: u64,
+}
+
+impl DirSink for Page {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.entries.len() == PAGE {
+            return false;
+        }
+        self.next = entry.next;
+        let known = entry.entry.map(|found| (found.node, found.attr));
+        self.entries.push((entry.name.bytes().to_vec(), entry.kind, known));
+        true
+    }
+}
+
+impl LinkScan {
+    /// Looks a branch over, for all files or for one by its own number; `None` where `go_on` said no.
+    ///
+    /// # Errors
+    /// What the storage says.
+    pub(crate) fn of(branch: &Branch, only: Option<(&Identities, FileId)>, go_on: &mut dyn FnMut() -> bool) -> Result<Option<LinkScan>> {
+        let mut scan = LinkScan::default();
+        let mut waiting = vec![(branch.root.clone(), Vec::new())];
+        let mut page = Page::default();
+        while let Some((directory, path)) = waiting.pop() {
+            page.next = 0;
+            loop {
+                if !go_on() {
+                    return Ok(None);
+                }
+                page.entries.clear();
+                match branch.layer.readdir(&OWN, &directory, page.next, true, &mut page) {
+                    // Removed meanwhile.
+                    Err(Errno::ENOENT | Errno::ESTALE) => break,
+                    other => other?,
+                }
+                if page.entries.is_empty() {
+                    break;
+                }
+                for (name, kind, known) in page.entries.drain(..) {
+                    scan.entry(branch, only, (&directory, &path), (name, kind, known), &mut waiting)?;
+                }
+            }
+        }
+        Ok(Some(scan))
+    }
+
+    fn entry(
+        &mut self,
+        branch: &Branch,
+        only: Option<(&Identities, FileId)>,
+        (directory, path): (&Node, &[u8]),
+        (name, kind, known): Listed,
+        waiting: &mut Vec<(Node, Vec<u8>)>,
+    ) -> Result<()> {
+        if crate::marks::is_reserved(&name) {
+            return Ok(());
+        }
+        let (node, attr) = match known {
+            Some(known) => known,
+            None => match branch.layer.lookup(&OWN, directory, Name::new(&name)?) {
+                Ok(found) => (found.node, found.attr),
+                Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
+                Err(error) => return Err(error),
+            },
+        };
+        let mut whole = path.to_vec();
+        if !whole.is_empty() {
+            whole.push(b'/');
+        }
+        whole.extend_from_slice(&name);
+        if kind == Some(Kind::Directory) || attr.kind == Kind::Directory {
+            waiting.push((node, whole));
+            return Ok(());
+        }
+        let wanted = only.is_none_or(|(identities, own)| identities.of(attr.id) == own);
+        if wanted && (attr.nlink > 1 || only.is_some()) && self.count < NAMES_MAX {
+            self.count += 1;
+            self.names.entry(attr.id).or_default().push(whole);
+        }
+        Ok(())
+    }
+
+    /// All names found.
+    pub(crate) fn into_names(self) -> impl Iterator<Item = Vec<u8>> {
+        self.names.into_values().flatten()
+    }
+}
+
+impl Shared {
+    /// Moves a file with all its names, as [`Shared::relocate`] does with one that has one.
+    ///
+    /// # Errors
+    /// Why it stays.
+    pub(crate) fn relocate_all(
+        self: &Arc<Shared>,
+        node: &Arc<UnionNode>,
+        goal: &Goal,
+        pace: Pace<'_>,
+        scans: &mut Scans,
+    ) -> std::result::Result<u64, Stay> {
+        match self.relocate(node, goal, pace) {
+            Err(Stay::Names(_)) => {}
+            other => return other,
+        }
+        let branch = node.top()?.branch;
+        let scan = match scans.entry(branch.slot) {
+            hashbrown::hash_map::Entry::Occupied(known) => known.into_mut(),
+            hashbrown::hash_map::Entry::Vacant(place) => {
+                let scan = LinkScan::of(&branch, None, &mut || self.wanted.load(Ordering::Relaxed) == 0)?;
+                place.insert(scan.ok_or(Stay::Stopped)?)
+            }
+        };
+        self.relocate_linked(node, goal, pace, scan)
+    }
+
+    fn relocate_linked(
+        self: &Arc<Shared>,
+        node: &Arc<UnionNode>,
+        goal: &Goal,
+        pace: Pace<'_>,
+        scan: &LinkScan,
+    ) -> std::result::Result<u64, Stay> {
+        self.settled(node.id)?;
+        let (top, attr, changes) = {
+            let _still = node.copying.lock();
+            let top = node.top()?;
+            let attr = self.free_to_go(node, &top)?;
+            (top, attr, node.changes.load(Ordering::Acquire))
+        };
+        let below = self.indexed_names(node, &top, &attr)?;
+        let homes = self.homes((&top, &attr), scan, below.is_some())?;
+        let target = self.target_of_all(&homes, &top, goal, &attr, below.is_some())?;
+        for home in &homes {
+            self.grow(&home.parent, &target)?;
+        }
+        let built = self.build_at_leisure(node, (&top, &attr), &target, pace)?;
+        let counted = below.map_or(Ok(()), |below| write_count(&target, &built.part.node, below));
+        let moved = counted.map_err(Stay::from).and_then(|()| self.switch_all(node, &homes, (&top, &attr, changes), &built, below));
+        if moved.is_err() {
+            self.discard(&built);
+        }
+        moved.map(|()| attr.size)
+    }
+
+    /// The node of a file of which the index has the copy.
+    pub(crate) fn indexed_node(&self, id: FileId) -> Result<Option<Arc<UnionNode>>> {
+        let _branches = self.gate.read();
+        let Some(copy) = self.links.indexed(id) else { return Ok(None) };
+        let kind = copy.branch.layer.getattr(&OWN, &copy.node, None)?.kind;
+        let floor = copy.branch.index();
+        Ok(Some(self.nodes.get(crate::node::Known { id, kind, parts: vec![copy], floor })))
+    }
+
+    /// What the hard-link index counts for a file, if it is in that of its branch.
+    fn indexed_names(&self, node: &UnionNode, top: &Part, attr: &Attr) -> std::result::Result<Option<u32>, Stay> {
+        // A number that another file may have later must not stand for this one.
+        if top.id.generation == 0 {
+            return Err(Stay::Unsure(attr.nlink));
+        }
+        match self.links.copy_on(node.id, &top.branch) {
+            Some((below, true)) => Ok(Some(below)),
+            Some((_, false)) => Err(Stay::Names(attr.nlink)),
+            None => Ok(None),
+        }
+    }
+
+    /// All names of a file, if each one is seen.
+    fn homes(&self, (top, attr): (&Part, &Attr), scan: &LinkScan, indexed: bool) -> std::result::Result<Vec<Home>, Stay> {
+        let none = Vec::new();
+        let paths = scan.names.get(&top.id).unwrap_or(&none);
+        let total = attr.nlink.saturating_sub(u32::from(indexed));
+        let mut homes = Vec::new();
+        for path in paths.iter().take(TOGETHER) {
+            let Some(home) = self.home_of(path)? else { continue };
+            let is_plain = std::iter::successors(Some(Arc::clone(&home.parent)), |at| at.place().map(|place| place.parent));
+            if is_plain.into_iter().any(|at| at.is_redirected()) {
+                continue;
+            }
+            let is_seen = {
+                let _names = home.parent.names.read();
+                self.leads_to(&home, top)?
+            };
+            if is_seen {
+                homes.push(home);
+            }
+        }
+        let here = u32::try_from(homes.len()).unwrap_or(u32::MAX);
+        if here == total { Ok(homes) } else { Err(Stay::Elsewhere { names: total, outside: total.saturating_sub(here) }) }
+    }
+
+    /// Whether a name shows a part. The names of its directory are held.
+    fn leads_to(&self, home: &Home, part: &Part) -> Result<bool> {
+        let found = self.sight(&OWN, &home.parent.view(), Name::new(&home.name)?)?.found;
+        let seen = found.as_ref().map(|found| found.top()).transpose()?;
+        Ok(seen.is_some_and(|seen| seen.branch.slot == part.branch.slot && seen.id == part.id))
+    }
+
+    /// The branch to which all names can go.
+    fn target_of_all(&self, homes: &[Home], top: &Part, goal: &Goal, attr: &Attr, indexed: bool) -> std::result::Result<Arc<Branch>, Stay> {
+        let mut limit = self.branches().len().saturating_sub(1);
+        for home in homes {
+            let place = Place { parent: Arc::clone(&home.parent), name: home.name.clone().into() };
+            limit = limit.min(self.limit_elsewhere(&place, top)?);
+        }
+        if indexed {
+            // Names on read-only branches show only copies above them.
+            let below =
+                self.branches().iter().find(|branch| branch.index() > top.branch.index() && !branch.is_writable()).map(|low| low.index());
+            limit = below.map_or(limit, |below| limit.min(below.saturating_sub(1)));
+        }
+        let fits = |branch: &Arc<Branch>| Ok::<_, Errno>(self.room(branch)? > attr.size);
+        if let Goal::Branch(branch) = goal {
+            let seen = branch.slot != top.branch.slot && branch.is_member() && branch.index() <= limit && branch.is_writable();
+            return if seen && fits(branch)? { Ok(Arc::clone(branch)) } else { Err(Stay::NoRoom) };
+        }
+        if let Some(home) = homes.first()
+            && let Ok(branch) = self.branch_for_new(&home.parent, Some(Name::new(&home.name)?), false, limit)
+            && branch.slot != top.branch.slot
+            && fits(&branch)?
+        {
+            return Ok(branch);
+        }
+        Ok(self.most_room(limit, &top.branch, attr.size)?)
+    }
+
+    /// The last step: with everything held, everything must be as it was.
+    fn switch_all(
+        self: &Arc<Shared>,
+        node: &Arc<UnionNode>,
+        homes: &[Home],
+        (top, before, changes): (&Part, &Attr, u64),
+        built: &Built,
+        below: Option<u32>,
+    ) -> std::result::Result<(), Stay> {
+        let _alone = node.copying.lock();
+        let _unwritten = node.moving.write();
+        self.unchanged(node, (top, before), changes, |now| self.free_to_go(node, now))?;
+        let parents: Vec<_> = homes.iter().map(|home| &home.parent).collect();
+        let _unlisted = lock_listings(&parents);
+        let _names = lock_names(&parents);
+        for home in homes {
+            let is_there = !home.parent.is_gone() && home.parent.part_on(&built.part.branch).is_some();
+            if !is_there || !self.leads_to(home, top)? {
+                return Err(Stay::Changed);
+            }
+        }
+        if self.links.copy_on(node.id, &top.branch).map(|(below, _)| below) != below {
+            return Err(Stay::Changed);
+        }
+        let mut paths = Vec::with_capacity(homes.len());
+        for home in homes {
+            paths.push(crate::drain::path_in(&home.parent, &home.name));
+        }
+        let names = u32::try_from(homes.len()).unwrap_or(u32::MAX).saturating_add(u32::from(below.is_some()));
+        self.links.stand_for((top, node.id), (&built.part, built.name()?), &paths, (names, self.options.sync))?;
+        // From now on every name shows the copy.
+        self.now_on(node, &built.part);
+        let own = self.identities.of(top.id);
+        let done = self.carry_names(own, &built.part, homes).and_then(|all| match all {
+            true => self.links.stands_alone(own, &built.part),
+            // Names that were not among those counted.
+            false => Err(Errno::EBUSY),
+        });
+        self.links.moved.set_active(own, false);
+        Ok(done?)
+    }
+}

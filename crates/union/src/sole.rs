@@ -1,0 +1,157 @@
+//! What users would miss, were a branch taken out: files and directories that are shown from it alone, and removed names that only its marks hide.
+//!
+//! Asked before a writable branch is removed without force ([`Control::remove`](crate::Control::remove)). Nothing is changed.
+
+use crate::{
+    branches::Branch,
+    drain::path_in,
+    listing::{Present, Request},
+    marks,
+    node::{Part, UnionNode},
+    remove::source,
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Entry, Errno, Kind, Name, Result};
+use std::sync::Arc;
+
+/// What is counted at most.
+const MOST: usize = 10_000;
+/// Names told.
+const NAMED: usize = 3;
+
+/// What would be missed.
+#[derive(Debug, Default)]
+pub(crate) struct Sole {
+    shown: Names,
+    hidden: Names,
+    /// Names looked at.
+    pub(crate) looked_at: usize,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    count: usize,
+    examples: Vec<Vec<u8>>,
+}
+
+impl Names {
+    fn add(&mut self, path: impl FnOnce() -> Vec<u8>) {
+        self.count += 1;
+        if self.examples.len() < NAMED {
+            self.examples.push(path());
+        }
+    }
+
+    fn told(&self) -> String {
+        let mut text = self.examples.iter().map(|path| path.escape_ascii().to_string()).collect::<Vec<_>>().join(", ");
+        if self.count > self.examples.len() {
+            text.push_str(", ...");
+        }
+        text
+    }
+}
+
+impl Sole {
+    fn is_enough(&self) -> bool {
+        self.shown.count.max(self.hidden.count) >= MOST
+    }
+
+    /// The reason not to take the branch out; `None` where nobody would notice.
+    pub(crate) fn reason(&self, branch: &Branch) -> Option<String> {
+        let most = if self.is_enough() { "at least " } else { "" };
+        let name = branch.name.display();
+        let shown = match self.shown.count {
+            0 => None,
+            1 => Some(format!("1 file or directory is shown from {name} alone ({}) and would no longer be seen", self.shown.told())),
+            count => Some(format!(
+                "{most}{count} files and directories are shown from {name} alone ({}) and would no longer be seen",
+                self.shown.told()
+            )),
+        };
+        let hidden = match self.hidden.count {
+            0 => None,
+            1 => Some(format!("1 removed name is hidden by {name} alone ({}) and would come back", self.hidden.told())),
+            count => Some(format!("{most}{count} removed names are hidden by {name} alone ({}) and would come back", self.hidden.told())),
+        };
+        let reasons: Vec<String> = shown.into_iter().chain(hidden).collect();
+        (!reasons.is_empty()).then(|| format!("{}: drain the branch (again), or use force", reasons.join("; ")))
+    }
+}
+
+/// Collects the names of one branch.
+struct Collected(Vec<Vec<u8>>);
+
+impl Present for Collected {
+    fn present(&mut self, _: Option<usize>, name: Name<'_>, _: u64, _: Option<Kind>, _: Option<Entry>, _: u64) -> Result<bool> {
+        self.0.push(name.bytes().to_vec());
+        Ok(true)
+    }
+}
+
+impl Shared {
+    /// What users would miss without a branch. `step` is called for each directory and returns what keeps the branches as they are meanwhile.
+    ///
+    /// # Errors
+    /// What the branches say.
+    pub(crate) fn sole<G>(&self, branch: &Arc<Branch>, step: impl Fn() -> G) -> Result<Sole> {
+        let mut sole = Sole::default();
+        let mut waiting = vec![Arc::clone(&self.root)];
+        while let Some(directory) = waiting.pop() {
+            let _step = step();
+            match self.sole_in(&directory, branch, &mut sole, &mut waiting) {
+                // Removed meanwhile.
+                Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => {}
+                Err(error) => return Err(error),
+            }
+            if sole.is_enough() {
+                break;
+            }
+        }
+        Ok(sole)
+    }
+
+    fn sole_in(&self, directory: &Arc<UnionNode>, branch: &Arc<Branch>, sole: &mut Sole, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
+        self.renew(directory)?;
+        let _names = directory.names.read();
+        let Some(part) = directory.part_on(branch) else { return Ok(()) };
+        let mut names = Collected(Vec::new());
+        let request = Request { key: directory.id, token: None, from: 0, attributes: false, show_whiteouts: false, caller: &OWN };
+        self.listings.list(&branch.marks(), &request, &[source(&part)], &mut names)?;
+        let view = directory.view();
+        for bytes in names.0 {
+            let name = Name::new(&bytes)?;
+            sole.looked_at += 1;
+            let Some(found) = self.sight(&OWN, &view, name)?.found else { continue };
+            let Some(there) = found.parts.iter().find(|found| found.branch.slot == branch.slot).cloned() else { continue };
+            let is_only = found.parts.len() == 1;
+            if found.is_directory() {
+                if self.ends_here(directory, &part, &there, name)? {
+                    sole.hidden.add(|| path_in(directory, &bytes));
+                }
+                waiting.push(self.known(directory, name, found)?);
+            }
+            if is_only {
+                sole.shown.add(|| path_in(directory, &bytes));
+            }
+        }
+        for bytes in self.hidden_by(&part)? {
+            let name = Name::new(&bytes)?;
+            sole.looked_at += 1;
+            let hides = self.sight(&OWN, &view, name)?.whiteout == Some(branch.index());
+            if hides && self.shows_below(&view, name, branch.index())? {
+                sole.hidden.add(|| path_in(directory, &bytes));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a directory is opaque on the branch and something below it is hidden by that.
+    fn ends_here(&self, directory: &UnionNode, home: &Part, part: &Part, name: Name<'_>) -> Result<bool> {
+        let layer = &*part.branch.layer;
+        if !(part.branch.marks().opacity(layer, &part.node)?.opaque || marks::stands_beside(layer, &home.node, name)?) {
+            return Ok(false);
+        }
+        let below = self.sight_from(&OWN, &directory.view(), name, part.branch.index().saturating_add(1))?.found;
+        Ok(below.is_some_and(|below| below.is_directory()))
+    }
+}
