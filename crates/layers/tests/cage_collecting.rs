@@ -237,7 +237,9 @@ fn direct_writes_to_a_collected_file_leave_what_others_hold_back_its_room() {
     assert!(cage.report().free.unwrap() <= bound, "some of it helps the writer on");
     drop(lock);
     kernel.pass_on_some();
-    assert_eq!(cage.report().used, (end - (8 << 20)) / 2 + CACHE);
+    // Where the disk has written some of it, the file's own map of its many pieces takes blocks, too (340 pieces each on ext4).
+    let (used, content) = (cage.report().used, (end - (8 << 20)) / 2 + CACHE);
+    assert!((content..=content + (64 << 10)).contains(&used), "{used} bytes, {content} of content");
 }
 
 #[test]

@@ -156,6 +156,7 @@ impl Shared {
         let id = self.identities.of(attr.id);
         let part = Part::new(spot.branch, node, attr.id);
         let known = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor });
+        self.tell_unheard(&known);
         known.arrive(parent, spot.name.bytes());
         attr.id = id;
         Ok((Entry { node: Node::new(Arc::clone(&known)), attr }, known))
@@ -223,6 +224,7 @@ impl Shared {
         let id = self.identities.of(attr.id);
         let part = Part::new(&target, entry.node, attr.id);
         let node = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor: target.index() });
+        self.tell_unheard(&node);
         attr.id = id;
         let file = self.wrap(&node, &target, file, flags);
         Ok((Entry { node: Node::new(node), attr }, file))

@@ -207,7 +207,9 @@ impl Shared {
         let Some(copy) = self.links.indexed(id) else { return Ok(None) };
         let kind = copy.branch.layer.getattr(&OWN, &copy.node, None)?.kind;
         let floor = copy.branch.index();
-        Ok(Some(self.nodes.get(crate::node::Known { id, kind, parts: vec![copy], floor })))
+        let node = self.nodes.get(crate::node::Known { id, kind, parts: vec![copy], floor });
+        self.tell_unheard(&node);
+        Ok(Some(node))
     }
 
     /// What the hard-link index counts for a file, if it is in that of its branch.

@@ -207,7 +207,9 @@ impl Shared {
                 found.parts = vec![copy];
             }
         }
-        Ok(self.nodes.get(Known { id, kind: found.kind, parts: found.parts, floor: found.floor }))
+        let node = self.nodes.get(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
+        self.tell_unheard(&node);
+        Ok(node)
     }
 
     /// The number of a file that is on one branch.

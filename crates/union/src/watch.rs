@@ -1,14 +1,121 @@
 //! Changes that others make on branches, told in the union's own terms.
 //!
 //! One thread for each branch takes what the branch sends, translates identities and passes it on; it ends when the branch stops sending.
-//! A file nobody holds needs no notice: no cache knows it.
+//! A file nobody holds needs no notice, as no cache knows it; but somebody may be about to hold it: a look-up that is under way has read its
+//! attributes before the change and makes it known after the notice. So what was reported of unknown files is kept for a while, and told
+//! when one of them becomes known ([`Unheard`]).
 
-use crate::{branches::Branch, marks, union::Shared};
+use crate::{branches::Branch, marks, node::UnionNode, union::Shared};
+use hashbrown::HashSet;
 use nacre_vfs::{FileId, Invalidation};
-use std::sync::{
-    Arc, Weak,
-    mpsc::{Sender, channel},
+use parking_lot::Mutex;
+use std::{
+    mem,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Sender, channel},
+    },
+    time::{Duration, Instant},
 };
+
+/// How long a report of an unknown file is kept at least: longer than any look-up takes that is not stuck.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// The most reports in that time that are kept one by one. With more, every file that becomes known is told to have changed: right, if dearer.
+const REPORTS: usize = 8192;
+
+/// A file as the branch in a slot knows it.
+type Key = (u8, FileId);
+
+/// Reports of files that nobody held when they came.
+pub(crate) struct Unheard {
+    any: AtomicBool,
+    reports: Mutex<Reports>,
+}
+
+struct Reports {
+    turned: Instant,
+    recent: Reported,
+    before: Reported,
+}
+
+#[derive(Default)]
+struct Reported {
+    files: HashSet<Key>,
+    too_many: bool,
+}
+
+impl Reported {
+    fn is_empty(&self) -> bool {
+        self.files.is_empty() && !self.too_many
+    }
+}
+
+impl Default for Unheard {
+    fn default() -> Unheard {
+        let reports = Reports { turned: Instant::now(), recent: Reported::default(), before: Reported::default() };
+        Unheard { any: AtomicBool::new(false), reports: Mutex::new(reports) }
+    }
+}
+
+impl Unheard {
+    fn note(&self, key: Key, now: Instant) {
+        let mut reports = self.reports.lock();
+        reports.turn(now);
+        if reports.recent.files.len() < REPORTS {
+            reports.recent.files.insert(key);
+        } else {
+            reports.recent.too_many = true;
+        }
+        // Before whoever notes looks for the file once more: see `translate`.
+        self.any.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a file was reported before it became known; told once.
+    fn take(&self, key: &Key, now: Instant) -> bool {
+        if !self.any.load(Ordering::SeqCst) {
+            return false;
+        }
+        let mut reports = self.reports.lock();
+        reports.turn(now);
+        if reports.recent.is_empty() && reports.before.is_empty() {
+            self.any.store(false, Ordering::SeqCst);
+            return false;
+        }
+        let reported = [reports.recent.files.remove(key), reports.before.files.remove(key)].contains(&true);
+        reported || reports.recent.too_many || reports.before.too_many
+    }
+}
+
+impl Reports {
+    fn turn(&mut self, now: Instant) {
+        let since = now.saturating_duration_since(self.turned);
+        if since < KEPT {
+            return;
+        }
+        self.before = if since < 2 * KEPT { mem::take(&mut self.recent) } else { Reported::default() };
+        self.recent = Reported::default();
+        self.turned = now;
+    }
+}
+
+impl Shared {
+    /// A file has become known. Called when the tables have it: from then on its notices find it.
+    pub(crate) fn tell_unheard(&self, node: &UnionNode) {
+        if !self.unheard.any.load(Ordering::SeqCst) {
+            return;
+        }
+        let now = Instant::now();
+        let mut reported = false;
+        for part in node.parts().iter() {
+            reported |= self.unheard.take(&(part.branch.slot, part.id), now);
+        }
+        if reported {
+            self.tell(&Invalidation::Content { id: node.id });
+        }
+    }
+}
 
 /// Starts watching all branches, and those that will come.
 pub(crate) fn start(shared: &Arc<Shared>, out: &Sender<Invalidation>) {
@@ -39,7 +146,14 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
 
 fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<Invalidation> {
     let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
-    let known = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
+    let find = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
+    // Whoever makes a file known enters it first and looks for reports then; here it is the other way round, so that one of the two finds the other.
+    let known = |id: FileId| {
+        find(id).or_else(|| {
+            shared.unheard.note((branch.slot, id), Instant::now());
+            find(id)
+        })
+    };
     Some(match notice {
         Invalidation::Everything => {
             shared.listings.forget_all();
@@ -63,4 +177,41 @@ fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> O
         return matters.then_some(Invalidation::Everything);
     }
     Some(Invalidation::Entry { parent: node.id, name: hidden.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(ino: u64) -> Key {
+        (3, FileId { fs: 1, ino, generation: 0 })
+    }
+
+    #[test]
+    fn reports_are_told_once_and_kept_for_a_while() {
+        let unheard = Unheard::default();
+        let start = Instant::now();
+        assert!(!unheard.take(&key(1), start));
+        unheard.note(key(1), start);
+        unheard.note(key(2), start);
+        assert!(!unheard.take(&key(3), start));
+        assert!(unheard.take(&key(1), start + KEPT / 2));
+        assert!(!unheard.take(&key(1), start + KEPT / 2));
+        unheard.note(key(4), start + KEPT);
+        assert!(unheard.take(&key(2), start + KEPT + KEPT / 2));
+        assert!(!unheard.take(&key(4), start + 4 * KEPT));
+        assert!(!unheard.any.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn after_too_many_everything_is_told() {
+        let unheard = Unheard::default();
+        let start = Instant::now();
+        for ino in 0..=REPORTS as u64 {
+            unheard.note(key(ino), start);
+        }
+        assert!(unheard.take(&key(u64::MAX), start));
+        assert!(unheard.take(&key(u64::MAX), start + KEPT));
+        assert!(!unheard.take(&key(u64::MAX), start + 3 * KEPT));
+    }
 }

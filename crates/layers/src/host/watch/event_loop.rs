@@ -14,7 +14,7 @@ use nacre_sys::{
     fanotify::{self, Mask, Object},
     handles,
 };
-use nacre_vfs::{FileId, Invalidation};
+use nacre_vfs::{Errno, FileId, Invalidation};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::inotify::ReadFlags,
@@ -265,13 +265,20 @@ struct About<'a> {
 }
 
 impl<'a> About<'a> {
-    fn of(event: &fanotify::Event<'a>, hearings: &[Hearing], known: &mut HashMap<Key, Known>) -> About<'a> {
+    fn of(event: &fanotify::Event<'a>, hearings: &mut [Hearing], known: &mut HashMap<Key, Known>) -> About<'a> {
         if let Some(object) = event.object.filter(|_| event.mask & (fanotify::ATTRIB | fanotify::ON_DIRECTORY) == fanotify::ATTRIB) {
             // It may have got another name.
             known.remove(&key(object));
         }
-        let object = event.object.and_then(|object| identify(hearings, object, known));
-        let parent = event.entry.and_then(|(directory, name)| Some((identify(hearings, directory, known)?, name)));
+        let mut which = |object| {
+            identify(hearings, object, known).unwrap_or_else(|error| {
+                tracing::warn!(%error, "a changed file cannot be looked at: everything counts as changed");
+                hearings.iter_mut().for_each(|it| it.batch.push(Invalidation::Everything));
+                None
+            })
+        };
+        let object = event.object.and_then(&mut which);
+        let parent = event.entry.and_then(|(directory, name)| Some((which(directory)?, name)));
         About { mask: event.mask, object, parent }
     }
 
@@ -307,26 +314,46 @@ impl<'a> About<'a> {
 }
 
 /// What an object is; `None` where it is gone, and with it whatever could be wrong about it.
-fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, Known>) -> Option<Known> {
+///
+/// # Errors
+/// Where memory or descriptors are wanting: nothing is known of it then.
+fn identify(hearings: &[Hearing], object: Object<'_>, known: &mut HashMap<Key, Known>) -> io::Result<Option<Known>> {
     let key = key(object);
     if let Some(found) = known.get(&key) {
-        return Some(*found);
+        return Ok(Some(*found));
     }
     let running = || hearings.iter().filter_map(|it| it.by.shared.watch.running.get());
     let mut mounts: Vec<Arc<OwnedFd>> = running().filter_map(|running| running.mounts.lock().get(&object.fsid).cloned()).collect();
     if mounts.is_empty() {
         mounts = running().flat_map(|running| running.mounts.lock().values().cloned().collect::<Vec<_>>()).collect();
     }
-    let file =
-        mounts.iter().find_map(|mount| handles::open(mount.as_fd(), object.handle, rustix::fs::OFlags::PATH.bits().cast_signed()).ok())?;
-    let statx = stat::of_file(file.as_fd()).ok()?;
+    let mut file = None;
+    for mount in &mounts {
+        match handles::open(mount.as_fd(), object.handle, rustix::fs::OFlags::PATH.bits().cast_signed()) {
+            Ok(opened) => {
+                file = Some(opened);
+                break;
+            }
+            Err(error) if is_want(&error) => return Err(error),
+            // Gone, or of another file system of the source.
+            Err(_) => {}
+        }
+    }
+    let Some(file) = file else { return Ok(None) };
+    let Ok(statx) = stat::of_file(file.as_fd()) else { return Ok(None) };
     let found =
         Known { plain: stat::id(&statx), device: stat::device(&statx), directory: stat::is_directory(&statx), linked: statx.stx_nlink > 1 };
     if known.len() >= HANDLES_MAX {
         known.clear();
     }
     known.insert(key, found);
-    Some(found)
+    Ok(Some(found))
+}
+
+/// Whether an error says nothing about the file, but that we lack something.
+fn is_want(error: &io::Error) -> bool {
+    let wants = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE, rustix::io::Errno::NOMEM];
+    error.raw_os_error().is_some_and(|number| wants.iter().any(|want| want.raw_os_error() == number))
 }
 
 fn directory_events(shared: &Shared, directories: &DirectoryWatches, bytes: &[u8], batch: &mut Batch) {
@@ -369,7 +396,12 @@ fn directory_event(shared: &Shared, node: &Arc<super::super::node::HostNode>, ma
         return;
     }
     let found = shared.directories.get(node).and_then(|held| shared.examine(held.fd(), name, true));
-    let Ok(found) = found else { return };
+    let found = match found {
+        Ok(found) => found,
+        Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return batch.push(Invalidation::Everything),
+        // It is gone, which is told by an event of its own.
+        Err(_) => return,
+    };
     let content = mask.intersects(ReadFlags::MODIFY | ReadFlags::CLOSE_WRITE) && !shared.watch.is_written(found.id);
     batch.push(if content { Invalidation::Content { id: found.id } } else { Invalidation::Attributes { id: found.id } });
 }
