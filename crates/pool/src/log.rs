@@ -62,6 +62,15 @@ struct State {
     failed: Option<PoolError>,
 }
 
+impl State {
+    /// Records of this txg and those before it go to nobody any more but the commit.
+    fn drop_through(&mut self, txg: Txg) {
+        self.pending.clear();
+        self.bytes = 0;
+        self.dropped = self.dropped.max(Some(txg));
+    }
+}
+
 /// The log of an imported pool.
 #[derive(Debug)]
 pub struct Log<A: Area> {
@@ -101,9 +110,7 @@ impl<A: Area> Log<A> {
             return last;
         }
         if state.bytes.saturating_add(encoded.len()) > FLUSH_MOST {
-            state.pending.clear();
-            state.bytes = 0;
-            state.dropped = Some(record.txg);
+            state.drop_through(record.txg);
             return last;
         }
         state.bytes = state.bytes.saturating_add(encoded.len());
@@ -115,6 +122,11 @@ impl<A: Area> Log<A> {
             _ => state.pending.push_back(Batch { txg: record.txg, records: encoded, last }),
         }
         last
+    }
+
+    /// An operation of this txg has changed what no record can hold: until it is committed, a flush asks for that commit.
+    pub fn cannot_record(&self, txg: Txg) {
+        self.state.lock().drop_through(txg);
     }
 
     /// The ticket of the newest record: what an fsync of everything waits for.

@@ -3,7 +3,6 @@
 //! Invariant: what cannot be recorded makes an fsync wait for a commit, never return early.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
@@ -11,11 +10,9 @@ use crate::files::{self, Inode, Recorder};
 use crate::log::{self, Area, Change, Flushed, Log, Record, Replayed, Ring, Ticket};
 use crate::pointer::Txg;
 
-/// The log, and what it could not hold.
+/// The log, as the files of all datasets record into it.
 pub(super) struct PoolLog {
     log: Log<Box<dyn Area>>,
-    /// The last txg with an operation that no record holds.
-    unrecorded: AtomicU64,
 }
 
 impl Recorder for PoolLog {
@@ -24,7 +21,7 @@ impl Recorder for PoolLog {
     }
 
     fn cannot_record(&self, txg: Txg) {
-        self.unrecorded.fetch_max(txg.0, Ordering::AcqRel);
+        self.log.cannot_record(txg);
     }
 }
 
@@ -40,22 +37,17 @@ impl PoolLog {
     /// A commit is durable.
     pub(super) fn committed(&self, txg: Txg, last: Ticket) {
         self.log.committed(txg, last);
-        // Operations of later txgs that could not be recorded count on.
-        let _ = self.unrecorded.fetch_update(Ordering::AcqRel, Ordering::Acquire, |unrecorded| (unrecorded <= txg.0).then_some(0));
     }
 
     /// Whether everything up to the ticket is durable now.
     fn flush(&self, through: Ticket) -> Result<bool, PoolError> {
-        if self.unrecorded.load(Ordering::Acquire) != 0 {
-            return Ok(false);
-        }
         Ok(self.log.flush(through)? == Flushed::Durable)
     }
 }
 
 impl Pool {
     pub(super) fn start_log(&self, ring: Ring<Box<dyn Area>>) {
-        let log = Arc::new(PoolLog { log: Log::new(ring), unrecorded: AtomicU64::new(0) });
+        let log = Arc::new(PoolLog { log: Log::new(ring) });
         for dataset in self.datasets.read().values() {
             dataset.files().record_to(Arc::clone(&log) as Arc<dyn Recorder>);
         }

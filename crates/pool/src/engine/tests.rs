@@ -489,6 +489,31 @@ fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     }
 }
 
+#[test]
+fn an_fsync_while_a_commit_is_under_way_waits_for_what_that_has_taken() {
+    let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
+    let pool = on_device(&device, true);
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    for (name, length) in [("inline", 100), ("frame", 5000)] {
+        put(&dataset, name, b"before");
+        // The file itself, with an attribute that no record can hold.
+        pool.commit().unwrap();
+        put(&dataset, name, &vec![7; length]);
+        // What a commit does first: the content goes into the table, of which nothing is durable yet.
+        let entered = pool.gate.enter();
+        dataset.files().flush(entered.txg()).unwrap();
+        drop(entered);
+        let (inode, _) = dataset.files().look_up(&dataset.files().root(), name.as_bytes()).unwrap();
+        pool.sync_file(&dataset, &inode).unwrap();
+    }
+    drop((dataset, pool));
+    device.crash(5);
+    let pool = on_device(&device, false);
+    let now = contents(pool.dataset(id).unwrap().files());
+    assert_eq!(now, Tree::from([("frame".to_owned(), vec![7; 5000]), ("inline".to_owned(), vec![7; 100])]));
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Put(u8, u32),

@@ -470,6 +470,8 @@ impl<T: Table> Files<T> {
 
     fn flush_one(&self, txg: Txg, inode: &Arc<Inode>) -> Result<()> {
         let mut edited = self.edit(inode)?;
+        // What goes into the table here was in no record: an fsync that finds it there must wait for the commit.
+        self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         let mut batch = Batch::default();
         let shift = self.shift_of(&edited.row);
         let records: Vec<u64> = edited.active.iter().flat_map(|active| active.records.keys().copied()).collect();

@@ -333,7 +333,11 @@ impl<T: Table> Files<T> {
         let numbers = &self.numbers;
         let head =
             Head { next: numbers.next.load(Relaxed), root: numbers.root, seed: numbers.seed, objects: numbers.objects.load(Relaxed) };
-        batch.put(&keys::head(), head.encode());
+        let (key, head) = (keys::head(), head.encode());
+        // A dataset in which nothing happens is not written anew by each commit.
+        if table.get(&key)?.is_none_or(|stored| stored != head) {
+            batch.put(&key, head);
+        }
         Ok(())
     }
 }

@@ -178,14 +178,7 @@ pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
 
 /// The first key after all that begin with this prefix; empty, hence before everything, where the prefix is all ones.
 fn after(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if let Some(next) = last.checked_add(1) {
-            end.push(next);
-            break;
-        }
-    }
-    end
+    crate::tree::after_prefix(prefix).unwrap_or_default()
 }
 
 fn one(kind: u8, number: u64) -> [u8; 9] {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use crate::error::PoolError;
 use crate::frames::Stream;
 use crate::segment::cleaner::{self, Pressure};
+use crate::space::slop;
 
 use super::{Result, Store};
 
@@ -59,12 +60,6 @@ pub struct Traffic {
     pub survivors: u64,
     /// Frames of the segment table.
     pub table: u64,
-}
-
-/// The slop of a pool of this size, bytes: a 32nd, at least 128 MiB but never more than half of a small pool, at most 128 GiB.
-#[must_use]
-pub fn slop(size: u64) -> u64 {
-    (size / 32).clamp((128 << 20).min(size / 2), 128 << 30)
 }
 
 impl Store {
