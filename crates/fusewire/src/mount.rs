@@ -212,11 +212,13 @@ impl Mounted {
                 _ => {}
             }
         }
-        let result = if self.by_fusermount {
-            fusermount::unmount(&self.path, self.options.fusermount.as_deref(), lazy)
-        } else {
-            unmount_direct(&self.path, lazy)
-        };
+        let result = patiently(|| {
+            if self.by_fusermount {
+                fusermount::unmount(&self.path, self.options.fusermount.as_deref(), lazy)
+            } else {
+                unmount_direct(&self.path, lazy)
+            }
+        });
         match result {
             // Somebody else was faster.
             Err(_) if self.id.is_some() && !self.present() => Ok(()),
@@ -255,10 +257,25 @@ impl Mounted {
 /// Unmounts whatever is mounted topmost at a path, for commands that have no session. Tries
 /// `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    match unmount_direct(mountpoint, lazy) {
+    patiently(|| match unmount_direct(mountpoint, lazy) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fusermount::unmount(mountpoint, None, lazy),
         other => other,
+    })
+}
+
+/// The pauses between attempts to unmount what is busy: 310 ms in all.
+const PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
+
+/// Tries again for a moment while the mount is busy. A mount that nobody uses is busy for microseconds whenever somebody walks over it, reads the
+/// table of mounts or copies the mount namespace, as each fusermount3 does that unmounts something else.
+fn patiently(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    for pause in PAUSES {
+        match unmount() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => std::thread::sleep(std::time::Duration::from_millis(pause)),
+            other => return other,
+        }
     }
+    unmount()
 }
 
 fn unmount_direct(path: &Path, lazy: bool) -> io::Result<()> {
