@@ -1,7 +1,7 @@
 //! Listings, built straight in the reply.
 //!
 //! Positions in a directory are the layer's, with `.` and `..` put before them. With attributes, an entry is looked up only when there is
-//! room for it, so no look-up has to be taken back.
+//! room for it, so no look-up has to be taken back. Files that the kernel holds already are given by name alone.
 
 use crate::{
     door::{Door, caller},
@@ -24,6 +24,8 @@ const UNKNOWN: u8 = 0;
 const ENOUGH: usize = 16;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_millis(2);
+/// What the kernel keeps for at least this long, it is told of when it changes.
+const LASTING: Duration = Duration::from_secs(60);
 
 impl Door {
     pub(crate) fn opendir(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
@@ -136,6 +138,24 @@ impl Listing<'_, '_, '_> {
         if self.plus { self.directory.add_plus(entry, ino, next, d_type, name) } else { self.directory.add(ino, next, d_type, name) }
     }
 
+    /// Whether the kernel has this file with attributes that last. It has then its name too, as a rule: with its last name in the cache it drops the file.
+    ///
+    /// To tell it the attributes again would cost more than it saves: it forgets what it knows of the file's ACL, asks for it again at the
+    /// next look at the file, and wants the rest of the directory with attributes as well (fs/fuse/readdir.c, `fuse_direntplus_link`).
+    fn is_held(&mut self, entry: &nacre_vfs::Entry) -> bool {
+        if self.names < LASTING {
+            return false;
+        }
+        let Some(nodeid) = self.door.inodes.find(&entry.attr.id) else { return false };
+        if self.door.attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
+            return false;
+        }
+        if let Some(known) = self.door.inodes.node(nodeid).filter(|known| !known.same(&entry.node)) {
+            self.adoptions.push((known, entry.node.clone()));
+        }
+        true
+    }
+
     fn look_up(&mut self, entry: &nacre_vfs::Entry) -> abi::EntryOut {
         let registered = self.door.inodes.register(&entry.node, &entry.attr, self.own);
         if let Some(known) = registered.known {
@@ -155,7 +175,7 @@ impl DirSink for Listing<'_, '_, '_> {
         let d_type = entry.kind.map_or(UNKNOWN, Kind::d_type);
         // Without attributes the name alone is given, and looked up when somebody wants it.
         let out = match &entry.entry {
-            Some(found) if self.plus => self.look_up(found),
+            Some(found) if self.plus && !self.is_held(found) => self.look_up(found),
             _ => abi::EntryOut::default(),
         };
         self.add(&out, entry.ino, entry.next, d_type, name)
