@@ -58,6 +58,28 @@ fn listing_again_costs_nothing() {
 }
 
 #[test]
+fn listing_again_does_not_make_the_kernel_forget() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::exclusive(transport, some_files);
+        let list = || {
+            for entry in fs::read_dir(mirror.path("d")).unwrap() {
+                let path = entry.unwrap().path();
+                fs::metadata(&path).unwrap();
+                let mut value = [0_u8; 64];
+                assert_eq!(rustix::fs::getxattr(&path, "system.posix_acl_access", &mut value), Err(rustix::io::Errno::NODATA));
+            }
+        };
+        list();
+        // The cached listing is dropped, the files are not.
+        File::create(mirror.path("d/new")).unwrap();
+        let again = mirror.cost(list);
+        assert!(again.keys().any(|name| name.starts_with("READDIR")), "{again:?}");
+        assert!(again.get("GETXATTR").is_none_or(|asked| *asked <= 1), "of the new file at most: {again:?}");
+        assert_eq!(again.get("LOOKUP"), None, "{again:?}");
+    });
+}
+
+#[test]
 fn reading_a_small_file_is_an_open_and_a_release() {
     on_each_transport(|transport| {
         let mirror = Mirror::exclusive(transport, some_files);
