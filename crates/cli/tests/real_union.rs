@@ -120,9 +120,9 @@ fn a_second_look_costs_nothing() {
         };
         look();
         let again = least_requests_of(&fixture.mountpoint, look);
-        // Reading a directory moves its access time, and ls asks it for ACLs.
+        // Reading a directory moves its access time, and ls asks it for its two ACLs: at most three requests for each of the two.
         assert!(again.keys().all(|kind| kind == "getattr" || kind == "getxattr"), "{coherence}: {again:?}");
-        assert!(again.values().sum::<u64>() <= 3, "{coherence}: {again:?}");
+        assert!(again.values().sum::<u64>() <= 6, "{coherence}: {again:?}");
     }
 }
 
