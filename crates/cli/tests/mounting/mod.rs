@@ -22,7 +22,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long a mount or an unmount may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a test may use its mount before the daemon is killed.
 const LIMIT: Duration = Duration::from_secs(120);
