@@ -105,6 +105,14 @@ pub fn count(bytes: f64) -> String {
     format!("{bytes:.0}")
 }
 
+/// What ratios refer to, for people.
+pub fn base(report: &Report) -> &str {
+    match report.targets.iter().find(|target| target.id == target.baseline) {
+        Some(target) if target.id != "direct" || target.title != "direct" => &target.title,
+        _ => "the directory itself",
+    }
+}
+
 /// The lines that say where and how a run was made.
 pub fn provenance(report: &Report) -> Vec<String> {
     let (machine, settings) = (&report.machine, &report.settings);
@@ -115,7 +123,12 @@ pub fn provenance(report: &Report) -> Vec<String> {
     };
     let who = if settings.root { "root" } else { "an ordinary user" };
     let first = report.tests.iter().any(|test| test.id.ends_with("-first"));
-    let first = if first { format!("; \"first\" is a {}", settings.cold) } else { String::new() };
+    let cold = report.tests.iter().any(|test| test.title.ends_with(", cold"));
+    let first = match (first, cold) {
+        (true, _) => format!("; \"first\" is a {}", settings.cold),
+        (false, true) => format!("; \"cold\" is a {}", settings.cold),
+        (false, false) => String::new(),
+    };
     // Older results have numbers only.
     let amounts = if settings.amounts.is_empty() { format!("{} small files", settings.files) } else { settings.amounts.clone() };
     let programs: Vec<String> = machine.programs.iter().map(|(name, version)| format!("{name}: {version}")).collect();

@@ -10,14 +10,24 @@ use crate::failure::{Doing, Failure};
 use crate::programs;
 use crate::undo::{self, Effect, Undo};
 
-/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it.
-pub fn make(image: &Path, kind: &str, bytes: u64, log: &Path) -> Result<(), Failure> {
+/// What mke2fs sets aside unless it is told otherwise: one inode for so many bytes.
+const EXT4_BYTES_PER_INODE: u64 = 16 << 10;
+
+/// Makes a sparse file of `bytes` bytes.
+pub fn sparse(image: &Path, bytes: u64) -> Result<(), Failure> {
     let file = fs::File::create(image).doing("creating", image)?;
-    file.set_len(bytes).doing("sizing", image)?;
-    drop(file);
+    file.set_len(bytes).doing("sizing", image)
+}
+
+/// Makes a sparse file of `bytes` bytes and a file system of type `kind` in it. `names` is how many it must be able to hold, for those
+/// that set their inodes aside.
+pub fn make(image: &Path, kind: &str, bytes: u64, names: u64, log: &Path) -> Result<(), Failure> {
+    sparse(image, bytes)?;
     let maker = format!("mkfs.{kind}");
     let program = programs::find(&maker).ok_or_else(|| Failure::new(format!("{maker} is not installed")))?;
+    let inodes = (2 * names).to_string();
     let arguments: &[&str] = match kind {
+        "ext4" if names > bytes / EXT4_BYTES_PER_INODE / 2 => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", "-N", &inodes],
         // Lazy initialisation would write in the background during the measurements.
         "ext4" => &["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
         _ => &["-q", "-f"],
@@ -36,6 +46,11 @@ pub fn attach(image: &Path, direct_io: bool, undo: &Undo, log: &Path) -> Result<
 }
 
 /// Mounts the device at `point`, which must be entered already.
-pub fn mount(device: &Path, kind: &str, point: &Path, log: &Path) -> Result<(), Failure> {
-    programs::run(Command::new("mount").args(["-t", kind]).arg(device).arg(point), log).map(drop)
+pub fn mount(device: &Path, kind: &str, options: &str, point: &Path, log: &Path) -> Result<(), Failure> {
+    let mut command = Command::new("mount");
+    command.args(["-t", kind]);
+    if !options.is_empty() {
+        command.args(["-o", options]);
+    }
+    programs::run(command.arg(device).arg(point), log).map(drop)
 }

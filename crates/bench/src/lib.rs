@@ -5,7 +5,7 @@
 //! options   arguments -> Plan                     (pure)
 //! table, target        what is measured over what (data)
 //! measure   Plan -> Report: rounds, turns, visits
-//!   scratch, images, mounted, mounts, undo, programs, memory   effects on the machine, and undoing them
+//!   scratch, images, pools, mounted, mounts, holders, undo, programs, memory   effects on the machine, and undoing them
 //!   workload/*                                    what happens while the clock runs
 //! report    the result as data
 //! summary, stats, figures, export/*               Report -> text (pure)
@@ -16,6 +16,7 @@
 mod export;
 mod failure;
 mod figures;
+mod holders;
 mod images;
 mod machine;
 mod measure;
@@ -23,6 +24,7 @@ mod memory;
 mod mounted;
 mod mounts;
 mod options;
+mod pools;
 mod programs;
 mod report;
 #[cfg(test)]

@@ -20,10 +20,10 @@ use crate::options::{Plan, User};
 use crate::programs;
 use crate::report::{FORMAT, Report, Settings, TargetEntry, TestEntry};
 use crate::scratch::Scratch;
-use crate::table::Group;
+use crate::table::{Group, Place};
 use crate::target::{Ground, Target};
 use crate::undo::{Guard, Undo};
-use crate::workload::{self, Bounds, Buffer, Event, Link, Unit, Visit};
+use crate::workload::{self, Answer, Ask, Bounds, Buffer, Event, Link, Unit, Visit};
 
 /// Records are at most this big.
 const LARGEST_RECORD: u64 = 16 * 1024 * 1024;
@@ -174,7 +174,11 @@ impl Run<'_> {
         };
         let own = self.make_own(target, &ground)?;
         self.scratch.settle()?;
-        let limit = if unit.group() == Group::Fill { self.plan.scale.fill } else { self.plan.scale.cage };
+        let limit = match unit.group() {
+            Group::Fill => self.plan.scale.fill,
+            _ if self.plan.table.place == Place::Images => self.plan.scale.image,
+            _ => self.plan.scale.cage,
+        };
         let start = self.start(unit, target, &ground, &own, limit)?;
         let mut mounted = match Mounted::mount(target, self.plan, self.scratch, start) {
             Ok(mounted) => mounted,
@@ -254,6 +258,7 @@ impl Run<'_> {
             reads_only: target.reads_only,
             direct: target.steps.is_empty(),
             copies_up: target.copies_up(),
+            has_snapshots: target.has_snapshots(),
             buffer: &mut self.buffer,
             link: Link { events: event_sender, answers },
         };
@@ -270,11 +275,22 @@ impl Run<'_> {
                     }
                     Event::Sample(_) => {}
                     // A worker that is gone already does not wait for the answer.
-                    Event::Cold => drop(answer_sender.send(mounted.make_cold())),
+                    Event::Ask(ask) => drop(answer_sender.send(answer(mounted, &ask))),
                 }
             }
             worker.join().map_err(|_| Failure::new("the workload panicked"))?
         })
+    }
+}
+
+/// Does what only the owner of the mounts can do.
+fn answer(mounted: &mut Mounted<'_>, ask: &Ask) -> Result<Answer, Failure> {
+    match ask {
+        Ask::Cold => mounted.make_cold().map(|()| Answer::Done),
+        Ask::Settle => mounted.settle().map(|()| Answer::Done),
+        Ask::Crash => mounted.crash().map(Answer::Took),
+        Ask::Version(version) => mounted.version(version).map(Answer::Took),
+        Ask::Memory => mounted.memory().map(Answer::Memory),
     }
 }
 

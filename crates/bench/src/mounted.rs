@@ -4,19 +4,26 @@ use std::fs;
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::failure::{Doing, Failure};
+use crate::holders;
 use crate::images;
 use crate::mounts;
 use crate::options::{Plan, User};
+use crate::pools;
 use crate::programs;
 use crate::scratch::Scratch;
-use crate::target::{Cage, Ground, Step, Target, Union};
+use crate::table::Place;
+use crate::target::{Cage, Ground, Pool, Step, Target, Union};
 use crate::undo::{self, Effect};
 
+/// Name of the image in which a file system of the target's own lies, below the visit's directory.
+const IMAGE: &str = "image";
+/// Below the root of a file system of which versions are made: what they are about.
+pub const DATA: &str = "data";
 /// How long a mount may take to appear after its program returned, and to go away.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -26,8 +33,35 @@ struct Made {
     point: PathBuf,
     /// The loop device, for steps that have one of ours.
     device: Option<PathBuf>,
+    /// The daemon, for steps that have one of ours.
+    daemon: Option<Child>,
     /// Whether it was finished.
     done: bool,
+}
+
+/// What a step stands on and must be taken away with it.
+#[derive(Debug, Default)]
+struct Support {
+    device: Option<PathBuf>,
+    daemon: Option<Child>,
+}
+
+/// Something that is done to the states of a file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Version {
+    /// A snapshot of this name; where there are none, a copy that shares blocks if it can.
+    Snapshot(String),
+    /// A file system that begins as the snapshot.
+    Clone {
+        /// Name of the snapshot.
+        of: String,
+        /// Name of the new one.
+        name: String,
+    },
+    /// Destroys a clone.
+    DestroyClone(String),
+    /// Destroys a snapshot.
+    DestroySnapshot(String),
 }
 
 /// Where the steps of a target begin.
@@ -115,8 +149,9 @@ impl<'a> Mounted<'a> {
     /// Takes the target away.
     pub fn dismount(&mut self) -> Result<(), Failure> {
         while let Some(made) = self.made.pop() {
-            self.take_away(&made)?;
-            if matches!(made.step, Step::Cage(..)) {
+            let step = made.step;
+            self.take_away(made)?;
+            if matches!(step, Step::Cage(..)) {
                 self.forget()?;
             }
         }
@@ -140,10 +175,10 @@ impl<'a> Mounted<'a> {
                 Step::Cage(Cage::Within, _) => self.root.clone(),
                 _ => self.scratch.mount_point(self.target.id, count - 1 - index),
             };
-            self.made.push(Made { step: *step, point: point.clone(), device: None, done: false });
-            let device = self.make(*step, &point)?;
+            self.made.push(Made { step: *step, point: point.clone(), device: None, daemon: None, done: false });
+            let Support { device, daemon } = self.make(*step, &point)?;
             if let Some(made) = self.made.last_mut() {
-                (made.device, made.done) = (device, true);
+                (made.device, made.daemon, made.done) = (device, daemon, true);
             }
             self.root = point;
         }
@@ -154,31 +189,36 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    /// Makes one step; returns the loop device that it stands on, if it has one of ours.
-    fn make(&self, step: Step, point: &Path) -> Result<Option<PathBuf>, Failure> {
+    /// Makes one step; returns what it stands on.
+    fn make(&self, step: Step, point: &Path) -> Result<Support, Failure> {
+        let nothing = |()| Support::default();
         if step == Step::Symlink {
-            return symlink(&self.root, point).doing("linking", point).map(|()| None);
+            return symlink(&self.root, point).doing("linking", point).map(nothing);
         }
         if step == Step::Subvolume {
-            return self.make_subvolume(point).map(|()| None);
+            return self.make_subvolume(point).map(nothing);
         }
         fs::create_dir_all(point).doing("creating", point)?;
         self.give_to_user(point)?;
         if step == Step::Nodatacow {
-            return programs::run(Command::new("chattr").arg("+C").arg(point), &self.scratch.log()).map(|_| None);
+            return programs::run(Command::new("chattr").arg("+C").arg(point), &self.scratch.log()).map(drop).map(nothing);
         }
-        if let Step::Loop { kind, direct_io } = step {
-            return self.make_loop(kind, direct_io, point).map(Some);
+        if let Step::Loop { kind, direct_io, options } = step {
+            let device = self.make_loop(kind, direct_io, options, point)?;
+            return Ok(Support { device: Some(device), daemon: None });
+        }
+        if let Step::Pool(pool) = step {
+            return self.make_pool(pool, point).map(|daemon| Support { device: None, daemon });
         }
         if point != self.root {
             self.scratch.undo().enter(Effect::Mount(point.to_owned()))?;
         }
         let mut command = match step {
-            Step::Bind => return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(|()| None),
+            Step::Bind => return rustix::mount::mount_bind(&self.root, point).doing("bind mounting", point).map(nothing),
             Step::Bindfs => Command::new("bindfs"),
             Step::Union(by) => {
                 let mut command = self.union(by);
-                return self.launch(command.arg(point), Some(point)).map(|()| None);
+                return self.launch(command.arg(point), Some(point)).map(nothing);
             }
             _ => Command::new(&self.plan.nacre),
         };
@@ -192,7 +232,7 @@ impl<'a> Mounted<'a> {
             Step::Cage(Cage::Within, _) => drop(command.arg(point)),
             _ => drop(command.args(self.for_mounter_only()).arg(&self.root).arg(point)),
         }
-        self.launch(&mut command, (point != self.root).then_some(point)).map(|()| None)
+        self.launch(&mut command, (point != self.root).then_some(point)).map(nothing)
     }
 
     /// The program that shows the two branches, without the mount point.
@@ -220,12 +260,16 @@ impl<'a> Mounted<'a> {
         programs::run(Command::new("btrfs").args(["quota", "enable"]).arg(point), &log).map(drop)
     }
 
-    /// A file system of its own in an image in the path so far.
-    fn make_loop(&self, kind: &'static str, direct_io: bool, point: &Path) -> Result<PathBuf, Failure> {
-        let (image, log, undo) = (self.root.join("image"), self.scratch.log(), self.scratch.undo());
-        images::make(&image, kind, self.start.limit, &log)?;
+    /// A file system of its own in an image in the path so far, made there unless it lies there already.
+    fn make_loop(&self, kind: &'static str, direct_io: bool, options: &str, point: &Path) -> Result<PathBuf, Failure> {
+        let (image, log, undo) = (self.root.join(IMAGE), self.scratch.log(), self.scratch.undo());
+        if !image.exists() {
+            // The other tables fill their images with data.
+            let names = if self.plan.table.place == Place::Images { self.plan.scale.names_in_one() } else { 0 };
+            images::make(&image, kind, self.start.limit, names, &log)?;
+        }
         let device = images::attach(&image, direct_io, undo, &log)?;
-        let mounted = undo.enter(Effect::Mount(point.to_owned())).and_then(|()| images::mount(&device, kind, point, &log));
+        let mounted = undo.enter(Effect::Mount(point.to_owned())).and_then(|()| images::mount(&device, kind, options, point, &log));
         match mounted {
             Ok(()) => Ok(device),
             // Nothing will take it away, because nothing was made.
@@ -234,6 +278,125 @@ impl<'a> Mounted<'a> {
                 Err(undo::release_loop(&device).err().map_or(failure.clone(), |second| Failure::new(format!("{failure}; then {second}"))))
             }
         }
+    }
+
+    /// A pool in an image in the path so far, made there or found again.
+    fn make_pool(&self, pool: Pool, point: &Path) -> Result<Option<Child>, Failure> {
+        let (image, undo) = (self.root.join(IMAGE), self.scratch.undo());
+        undo.enter(Effect::Holders(image.clone()))?;
+        undo.enter(Effect::Mount(point.to_owned()))?;
+        let daemon = self.pool(pool, point, &image, |place| place.put_in_place(self.start.limit, |image| self.give_to_user(image)))?;
+        if mounts::is_mounted(point)? {
+            return Ok(daemon);
+        }
+        self.pool(pool, point, &image, |place| place.kill(daemon))?;
+        Err(Failure::new(format!("the pool is there but nothing is mounted at {}", point.display())))
+    }
+
+    /// Does something with a pool of this target's.
+    fn pool<T>(
+        &self,
+        pool: Pool,
+        point: &Path,
+        image: &Path,
+        work: impl FnOnce(&pools::Place<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let nacre = || {
+            let mut command = Command::new(&self.plan.nacre);
+            self.as_owner(&mut command)?;
+            Ok(command)
+        };
+        work(&pools::Place { pool, image: image.to_owned(), point, log: self.scratch.log(), nacre: &nacre })
+    }
+
+    /// The image that the last step keeps everything in: below the path to which that step was added.
+    fn image(&self) -> PathBuf {
+        self.start.ground.join(IMAGE)
+    }
+
+    /// Has the target write out what only it knows of.
+    pub fn settle(&self) -> Result<(), Failure> {
+        match self.made.last().map(|made| (made.step, &made.point)) {
+            Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| place.settle()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Does something to the states of the file system under test; returns how long it took.
+    pub fn version(&self, version: &Version) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        match self.made.last().map(|made| (made.step, &made.point)) {
+            Some((Step::Pool(pool), point)) => self.pool(pool, point, &self.image(), |place| match version {
+                Version::Snapshot(name) => place.snapshot(name),
+                Version::Clone { of, name } => place.clone_of(of, name),
+                Version::DestroyClone(name) => place.destroy_clone(name),
+                Version::DestroySnapshot(name) => place.destroy_snapshot(name),
+            })?,
+            Some((Step::Loop { kind: "btrfs", .. }, point)) => self.subvolume(point, version)?,
+            _ => self.copied(version)?,
+        }
+        Ok(start.elapsed())
+    }
+
+    fn subvolume(&self, point: &Path, version: &Version) -> Result<(), Failure> {
+        let mut command = Command::new("btrfs");
+        let command = match version {
+            Version::Snapshot(name) => command.args(["subvolume", "snapshot", "-r"]).arg(point).arg(point.join(name)),
+            Version::Clone { of, name } => command.args(["subvolume", "snapshot"]).arg(point.join(of)).arg(point.join(name)),
+            Version::DestroyClone(name) | Version::DestroySnapshot(name) => command.args(["subvolume", "delete"]).arg(point.join(name)),
+        };
+        programs::run(command, &self.scratch.log()).map(drop)
+    }
+
+    /// What somebody without snapshots does: a copy of the tree, which shares its blocks where the file system can.
+    fn copied(&self, version: &Version) -> Result<(), Failure> {
+        let copy = |from: &str, to: &str| {
+            let mut command = Command::new("cp");
+            command.args(["-a", "--reflink=auto"]).arg(self.root.join(from)).arg(self.root.join(to));
+            programs::run(&mut command, &self.scratch.log()).map(drop)
+        };
+        match version {
+            Version::Snapshot(name) => copy(DATA, name),
+            Version::Clone { of, name } => copy(of, name),
+            Version::DestroyClone(name) | Version::DestroySnapshot(name) => {
+                let path = self.root.join(name);
+                fs::remove_dir_all(&path).doing("removing", &path)
+            }
+        }
+    }
+
+    /// Ends the file system under test as a crash would and puts it in place again; returns how long the latter took.
+    pub fn crash(&mut self) -> Result<Duration, Failure> {
+        let Some(mut made) = self.made.pop() else { return Err(Failure::new("there is nothing that could crash")) };
+        let elapsed = self.crash_of(&mut made);
+        self.made.push(made);
+        elapsed
+    }
+
+    fn crash_of(&self, made: &mut Made) -> Result<Duration, Failure> {
+        let (image, log, point) = (self.image(), self.scratch.log(), made.point.clone());
+        match (made.step, &made.device) {
+            (Step::Pool(pool), _) => {
+                let daemon = made.daemon.take();
+                self.pool(pool, &point, &image, |place| place.kill(daemon))?;
+                let start = Instant::now();
+                made.daemon = self.pool(pool, &point, &image, |place| place.put_in_place(self.start.limit, |_| Ok(())))?;
+                Ok(start.elapsed())
+            }
+            (Step::Loop { kind, options, .. }, Some(device)) => {
+                programs::run(Command::new("xfs_io").args(["-x", "-c", "shutdown"]).arg(&point), &log)?;
+                mounts::unmount(&point, PATIENCE)?;
+                let start = Instant::now();
+                images::mount(device, kind, options, &point, &log)?;
+                Ok(start.elapsed())
+            }
+            _ => Err(Failure::new("only file systems in images are crashed")),
+        }
+    }
+
+    /// The most memory that the daemon has used so far; `None` for file systems of the kernel.
+    pub fn memory(&self) -> Result<Option<u64>, Failure> {
+        holders::memory(&self.image())
     }
 
     /// Ordinary users may let others in only where root has allowed it, so they mount for themselves.
@@ -287,7 +450,7 @@ impl<'a> Mounted<'a> {
         Ok(())
     }
 
-    fn take_away(&self, made: &Made) -> Result<(), Failure> {
+    fn take_away(&self, mut made: Made) -> Result<(), Failure> {
         if made.step == Step::Symlink {
             return match fs::remove_file(&made.point) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -302,6 +465,11 @@ impl<'a> Mounted<'a> {
                 if mounts::is_mounted(&made.point)? =>
             {
                 self.ask_to_unmount(&made.point)?
+            }
+            Step::Pool(pool) if made.done => {
+                let (image, daemon) = (self.image(), made.daemon.take());
+                self.pool(pool, &made.point, &image, |place| place.leave(daemon))?;
+                self.scratch.undo().strike(&Effect::Holders(image));
             }
             Step::Cage(Cage::Within, _) => return if made.done { self.end(&made.point) } else { Ok(()) },
             _ => {}

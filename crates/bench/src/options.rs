@@ -104,7 +104,9 @@ fn table_command(table: &'static Table) -> Command {
         .arg(Arg::new("fs").long("fs").value_name("TYPE").value_parser(FILE_SYSTEMS).help(match table.place {
             Place::Image("xfs") => "Measure on a new file system on a loop device (root; default xfs)",
             Place::Image(_) => "Measure on a new file system on a loop device (root; default ext4)",
-            Place::Scratch => "Measure on a new file system on a loop device (root; default: in the scratch directory itself)",
+            Place::Scratch | Place::Images => {
+                "Measure on a new file system on a loop device (root; default: in the scratch directory itself)"
+            }
         }))
         .arg(size("image-size", "Size of that file system (default 8G, sparse)"))
         .arg(path(
@@ -169,7 +171,7 @@ pub fn plan(table: &'static Table, matches: &ArgMatches) -> Result<Plan, Failure
         None => env::current_exe().map_err(|error| Failure::new(format!("finding this program: {error}")))?,
     };
     let check = matches.get_flag("check");
-    let scale = scale::scale(matches, free_at(matches.get_one::<PathBuf>("source").unwrap_or(&scratch))?)?;
+    let scale = scale::scale(table, matches, free_at(matches.get_one::<PathBuf>("source").unwrap_or(&scratch))?)?;
     Ok(Plan {
         table,
         source: source(table, matches, &scale, root, &temporary)?,
@@ -194,7 +196,11 @@ fn free_at(path: &Path) -> Result<u64, Failure> {
 
 /// An image must hold what the largest cage may hold, and the images of file systems in it.
 fn room_for_cages(table: &Table, scale: &Scale) -> u64 {
-    if table.targets.iter().any(Target::is_bounded) { 2 * scale.cage.max(scale.fill) } else { 0 }
+    match table.place {
+        Place::Images => scale.image.saturating_add(IMAGE_SIZE),
+        _ if table.targets.iter().any(Target::is_bounded) => 2 * scale.cage.max(scale.fill),
+        _ => 0,
+    }
 }
 
 /// ext4 sets its inodes aside when it is made, one for each 16 KiB.
@@ -211,7 +217,7 @@ fn source(table: &Table, matches: &ArgMatches, scale: &Scale, root: bool, tempor
         return Ok(Source::Directory(fs::canonicalize(directory).doing("resolving", directory)?));
     }
     let kind = matches.get_one::<String>("fs").map(String::as_str);
-    if kind.is_none() && table.place == Place::Scratch {
+    if kind.is_none() && matches!(table.place, Place::Scratch | Place::Images) {
         return Ok(Source::Scratch);
     }
     if !root && kind.is_none() {

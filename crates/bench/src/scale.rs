@@ -21,6 +21,13 @@ const PLENTY: u64 = 30 * GIB;
 const TIGHT_CAGE: u64 = 4 * GIB;
 /// `ls -U /mnt/rotating-rust | wc -l` in the founding document of the union.
 const DOCUMENTED_NAMES: u64 = 1_382_438;
+/// What lay in one directory in the founding document of such directories, and what gave its author trouble next.
+const DOCUMENTED_FILES: u64 = 1_644_553;
+const DOCUMENTED_DIRECTORIES: u64 = 1_100_000;
+/// The smallest image that every file system can be made in.
+const SMALLEST_IMAGE: u64 = 512 * MIB;
+/// The smallest files of bonnie++ and of overwrites, and what they must be multiples of.
+const WHOLE: u64 = 8 * MIB;
 /// Names have six characters.
 const MOST_NAMES: u64 = 50_000_000;
 /// File systems that are mounted in cages need some room.
@@ -53,6 +60,20 @@ pub struct Scale {
     pub names: u64,
     /// Size of the large file that is copied up.
     pub copy: u64,
+    /// Size of the images that file systems lie in.
+    pub image: u64,
+    /// Size of bonnie++'s file.
+    pub size: u64,
+    /// Size of the file that is overwritten in small blocks.
+    pub overwrite: u64,
+    /// Appends that are synced one by one.
+    pub fsyncs: u64,
+    /// Snapshots that are there when it is overwritten again.
+    pub snapshots: u64,
+    /// Directories in one directory.
+    pub directories: u64,
+    /// Whether many files have the sizes of the founding document's, and not 100 bytes.
+    pub mixed: bool,
 }
 
 impl Scale {
@@ -69,11 +90,24 @@ impl Scale {
                 "cage" => format!("cages of {} MiB", self.cage >> 20),
                 "names" => format!("{} names over two branches", self.names),
                 "copy" => format!("copy-up of {} MiB", self.copy >> 20),
+                "image" => format!("images of {} MiB", self.image >> 20),
+                "size" => format!("bonnie++'s file of {} MiB", self.size >> 20),
+                "overwrite" => format!("{} MiB overwritten", self.overwrite >> 20),
+                "fsyncs" => format!("{} syncs", self.fsyncs),
+                "snapshots" => format!("{} snapshots", self.snapshots),
+                "directories" => format!("{} directories in one", self.directories),
+                "mix" if self.mixed => "files of 50 to 500 KB".to_owned(),
+                "mix" => "files of 100 bytes".to_owned(),
                 "fill" => format!("{} MiB where they are filled", self.fill >> 20),
                 _ => return None,
             })
         };
         table.amounts.iter().filter_map(|id| shown(id)).collect::<Vec<String>>().join(", ")
+    }
+
+    /// Names that a new file system of a target's own must be able to hold.
+    pub fn names_in_one(&self) -> u64 {
+        self.files.max(self.directories)
     }
 
     /// Short lines that a shell appends.
@@ -102,6 +136,8 @@ pub fn arguments(table: &Table) -> Vec<Arg> {
     let known = [
         full.help(if table.amounts.contains(&"names") {
             "The founding document's 1,382,438 names: hours with every rival"
+        } else if table.amounts.contains(&"directories") {
+            "The founding document's 1,644,553 files and 1,100,000 directories: hours with every rival"
         } else {
             "Every file and record size of iozone's automatic mode: hours"
         }),
@@ -117,19 +153,38 @@ pub fn arguments(table: &Table) -> Vec<Arg> {
         size("fill", "Size of the cages that are filled (default 1G)"),
         number("names", "Names of the directory that lies on two branches (default 300000)"),
         size("copy", "Size of the large file that is copied up (default 1G)"),
+        size("image", "Size of the images that the file systems lie in, sparse (default 24G)"),
+        size("size", "Size of bonnie++'s file (default 2G)"),
+        size("overwrite", "Size of the file that is overwritten in small blocks (default 512M)"),
+        number("fsyncs", "Appends that are synced one by one (default 1000)"),
+        number("snapshots", "Snapshots beside which is written (default 1000)"),
+        number("directories", "Directories in one directory (default 100000)"),
+        Arg::new("mix")
+            .long("mix")
+            .action(ArgAction::SetTrue)
+            .help("Files of 50 to 500 KB of text, as in the founding document, and not of 100 bytes (1,644,553 of them are 450 GB)"),
     ];
     let known = known.into_iter().filter(|argument| table.amounts.contains(&argument.get_id().as_str()));
     [quick, number("rounds", "Rounds of which the median counts (default 5)")].into_iter().chain(known).collect()
 }
 
 /// The amounts asked for, with cages that suit the bytes that are free where they will lie.
-pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
+pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
     // A table does not have the options that are not about it.
     let flag = |id: &str| matches.try_get_one::<bool>(id).ok().flatten().copied().unwrap_or(false);
     let list = |id: &str| -> Vec<u64> { matches.try_get_many::<u64>(id).ok().flatten().into_iter().flatten().copied().collect() };
     let number = |id: &str| matches.try_get_one::<u64>(id).ok().flatten().copied();
     let mut scale = if flag("quick") { quick_scale() } else { usual_scale() };
+    if table.amounts.contains(&"directories") {
+        scale.files = match (flag("full"), flag("quick")) {
+            (true, _) => DOCUMENTED_FILES,
+            (_, true) => 10_000,
+            _ => 200_000,
+        };
+    }
+    scale.mixed = flag("mix");
     if flag("full") {
+        scale.directories = DOCUMENTED_DIRECTORIES;
         scale.points = points(&doubling(64 * KIB, 512 * MIB), &doubling(4 * KIB, 16 * MIB), true);
         scale.names = DOCUMENTED_NAMES;
     }
@@ -157,6 +212,12 @@ pub fn scale(matches: &ArgMatches, free: u64) -> Result<Scale, Failure> {
         ("fill", &mut scale.fill),
         ("names", &mut scale.names),
         ("copy", &mut scale.copy),
+        ("image", &mut scale.image),
+        ("size", &mut scale.size),
+        ("overwrite", &mut scale.overwrite),
+        ("fsyncs", &mut scale.fsyncs),
+        ("snapshots", &mut scale.snapshots),
+        ("directories", &mut scale.directories),
     ] {
         *amount = number(id).unwrap_or(*amount);
     }
@@ -173,6 +234,14 @@ fn check(scale: &Scale) -> Result<(), Failure> {
     }
     if scale.names > MOST_NAMES {
         return Err(Failure::new(format!("--names must be at most {MOST_NAMES}")));
+    }
+    for (id, bytes) in [("size", scale.size), ("overwrite", scale.overwrite)] {
+        if bytes < WHOLE || !bytes.is_multiple_of(WHOLE) {
+            return Err(Failure::new(format!("--{id} must be a multiple of {}M", WHOLE / MIB)));
+        }
+    }
+    if scale.image < SMALLEST_IMAGE || !scale.image.is_multiple_of(MIB) {
+        return Err(Failure::new(format!("--image must be a multiple of 1M and at least {}M", SMALLEST_IMAGE / MIB)));
     }
     for (id, bytes) in [("cage", scale.cage), ("fill", scale.fill)] {
         if bytes < SMALLEST_CAGE || !bytes.is_multiple_of(MIB) {
@@ -202,6 +271,13 @@ fn usual_scale() -> Scale {
         fill: GIB,
         names: 300_000,
         copy: GIB,
+        image: 24 * GIB,
+        size: 2 * GIB,
+        overwrite: 512 * MIB,
+        fsyncs: 1000,
+        snapshots: 1000,
+        directories: 100_000,
+        mixed: false,
     }
 }
 
@@ -219,6 +295,11 @@ fn quick_scale() -> Scale {
         fill: 512 * MIB,
         names: 30_000,
         copy: 64 * MIB,
+        size: 64 * MIB,
+        overwrite: 32 * MIB,
+        fsyncs: 100,
+        snapshots: 20,
+        directories: 5_000,
         ..usual_scale()
     }
 }
@@ -282,14 +363,18 @@ mod tests {
         let of = |words: &[&str]| {
             let matches =
                 crate::options::command().try_get_matches_from([&["bench"], words].concat()).map_err(|error| error.to_string())?;
-            scale(matches.subcommand().unwrap().1, PLENTY).map_err(|failure| failure.to_string())
+            let (name, matches) = matches.subcommand().unwrap();
+            scale(crate::table::find(name).unwrap(), matches, PLENTY).map_err(|failure| failure.to_string())
         };
         assert_eq!(of(&["logs", "--dd", "3", "--appends", "15"]).map(|scale| (scale.dd, scale.shell_short())), Ok((3, 2)));
         assert_eq!(of(&["mirror", "--quick"]), Ok(quick_scale()));
         let matches = crate::options::command().try_get_matches_from(["bench", "logs"]).unwrap();
-        assert_eq!(scale(matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
+        assert_eq!(scale(&LOGS, matches.subcommand().unwrap().1, PLENTY - 1).map(|scale| scale.cage), Ok(TIGHT_CAGE));
         assert!(of(&["mirror", "--dd", "3"]).is_err() && of(&["logs", "--listing", "3"]).is_err());
         assert_eq!(of(&["union", "--full"]).map(|scale| scale.names), Ok(1_382_438));
+        assert_eq!(of(&["listing", "--full"]).map(|scale| (scale.files, scale.directories)), Ok((1_644_553, 1_100_000)));
+        assert_eq!(of(&["listing", "--full", "--files", "7"]).map(|scale| scale.files), Ok(7));
+        assert!(of(&["pool", "--size", "1M"]).is_err() && of(&["pool", "--image", "1M"]).is_err() && of(&["pool", "--full"]).is_err());
         assert!(of(&["union", "--copy", "1000"]).is_err() && of(&["union", "--names", "60000000"]).is_err());
         assert!(of(&["logs", "--cage", "1G", "--dd", "1000"]).unwrap_err().contains("larger"));
         assert!(of(&["logs", "--fill", "1M"]).unwrap_err().contains("at least"));

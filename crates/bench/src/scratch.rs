@@ -21,6 +21,7 @@ use crate::failure::{Doing, Failure};
 use crate::images;
 use crate::mounts;
 use crate::options::{Plan, Source};
+use crate::table::Place;
 use crate::target::Ground;
 use crate::undo::{self, Effect, Undo};
 
@@ -35,6 +36,8 @@ pub enum Cold {
     Remount,
     /// `echo 2 > /proc/sys/vm/drop_caches`: names and inodes of the whole machine go.
     DropCaches,
+    /// `echo 3 > /proc/sys/vm/drop_caches`: everything that the whole machine holds goes, images of file systems too.
+    DropEverything,
     /// Only the mount under test is new; the source stays warm.
     FreshMountOnly,
 }
@@ -45,6 +48,7 @@ impl Cold {
         match self {
             Self::Remount => "fresh mount over a freshly mounted source",
             Self::DropCaches => "fresh mount, names and inodes dropped system-wide",
+            Self::DropEverything => "fresh mount, every cache dropped system-wide",
             Self::FreshMountOnly => "fresh mount over a warm source",
         }
     }
@@ -79,7 +83,11 @@ impl Scratch {
             let path = root.join(name);
             fs::create_dir(&path).doing("creating", &path)?;
         }
-        let in_place = if rustix::process::geteuid().is_root() { Cold::DropCaches } else { Cold::FreshMountOnly };
+        let in_place = match (rustix::process::geteuid().is_root(), plan.table.place) {
+            (false, _) => Cold::FreshMountOnly,
+            (true, Place::Images) => Cold::DropEverything,
+            (true, _) => Cold::DropCaches,
+        };
         let (source, lower, cold) = match &plan.source {
             Source::Directory(directory) => {
                 let source = directory.join(source_name(&std::process::id().to_string()));
@@ -112,12 +120,12 @@ impl Scratch {
             return Ok(self.source.clone());
         }
         let (image, point) = (self.source.join("btrfs.image"), self.root.join("btrfs"));
-        images::make(&image, "btrfs", self.btrfs_bytes, &self.log())?;
+        images::make(&image, "btrfs", self.btrfs_bytes, 0, &self.log())?;
         fs::create_dir(&point).doing("creating", &point)?;
         // As near to a disk as it gets: nothing is cached twice.
         let device = images::attach(&image, true, &self.undo, &self.log())?;
         self.undo.enter(Effect::Mount(point.clone()))?;
-        images::mount(&device, "btrfs", &point, &self.log())?;
+        images::mount(&device, "btrfs", "", &point, &self.log())?;
         open_to_all(&point)?;
         Ok(point)
     }
@@ -188,10 +196,10 @@ impl Scratch {
                 mounts::unmount(&lower.point, LOWER_PATIENCE)?;
                 mount_lower(lower, &self.log())
             }
-            (None, Cold::DropCaches) => {
+            (None, cold @ (Cold::DropCaches | Cold::DropEverything)) => {
                 rustix::fs::sync();
                 let switch = Path::new("/proc/sys/vm/drop_caches");
-                fs::write(switch, "2\n").doing("writing", switch)
+                fs::write(switch, if cold == Cold::DropCaches { "2\n" } else { "3\n" }).doing("writing", switch)
             }
             (None, _) => Ok(()),
         }
@@ -253,7 +261,7 @@ fn open_to_all(path: &Path) -> Result<(), Failure> {
 
 fn make_image(root: &Path, kind: &'static str, bytes: u64, undo: &Undo) -> Result<Lower, Failure> {
     let (image, point, log) = (root.join("image"), root.join("lower"), root.join("log"));
-    images::make(&image, kind, bytes, &log)?;
+    images::make(&image, kind, bytes, 0, &log)?;
     fs::create_dir(&point).doing("creating", &point)?;
     let device = images::attach(&image, false, undo, &log)?;
     undo.enter(Effect::Mount(point.clone()))?;
@@ -264,7 +272,7 @@ fn make_image(root: &Path, kind: &'static str, bytes: u64, undo: &Undo) -> Resul
 }
 
 fn mount_lower(lower: &Lower, log: &Path) -> Result<(), Failure> {
-    images::mount(&lower.device, lower.kind, &lower.point, log)
+    images::mount(&lower.device, lower.kind, "", &lower.point, log)
 }
 
 #[cfg(test)]

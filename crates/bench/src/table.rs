@@ -1,16 +1,20 @@
 //! Tables as data: which tests a table has, over which targets, and which of them are shown by default.
 //!
 //! Read by `options` (names on the command line), `measure` (what to run) and `summary` (order of rows). A new table
-//! (pool, listing) is one more file here plus the workloads that its groups name in `workload`.
+//! is one more file here plus the workloads that its groups name in `workload`.
 
 use crate::target::Target;
 
+mod listing;
 mod logs;
 mod mirror;
+mod pool;
 mod union;
 
+pub use listing::LISTING;
 pub use logs::LOGS;
 pub use mirror::MIRROR;
+pub use pool::POOL;
 pub use union::UNION;
 
 /// A family of tests that one workload measures together in one visit to a target.
@@ -54,6 +58,24 @@ pub enum Group {
     CopyUp,
     /// Warm data of either branch.
     BranchData,
+    /// bonnie++'s big file, of data that cannot be compressed.
+    Bonnie,
+    /// The same of text.
+    BonnieText,
+    /// bonnie++'s many files.
+    BonnieFiles,
+    /// Small writes into a large file, and to the end of one.
+    SmallWrites,
+    /// Small files made, read and removed, one at a time and sixteen at once.
+    SmallFiles,
+    /// Snapshots and clones.
+    Versions,
+    /// Being put in place again after a crash.
+    Recovery,
+    /// One directory of very many files.
+    ManyFiles,
+    /// One directory of very many directories.
+    ManyDirectories,
 }
 
 impl Group {
@@ -79,6 +101,15 @@ impl Group {
             Self::Changes => "changes",
             Self::CopyUp => "copy-up",
             Self::BranchData => "data",
+            Self::Bonnie => "bonnie",
+            Self::BonnieText => "bonnie-text",
+            Self::BonnieFiles => "bonnie-files",
+            Self::SmallWrites => "small-writes",
+            Self::SmallFiles => "small-files",
+            Self::Versions => "versions",
+            Self::Recovery => "recovery",
+            Self::ManyFiles => "many-files",
+            Self::ManyDirectories => "many-directories",
         }
     }
 
@@ -104,6 +135,15 @@ impl Group {
             Self::Changes => "changes",
             Self::CopyUp => "the first write to a large file of the lower branch",
             Self::BranchData => "page cache (one warm file on each branch, no fsync)",
+            Self::Bonnie => "bonnie++'s file, data that cannot be compressed (fsync included in writes)",
+            Self::BonnieText => "bonnie++'s file, text (fsync included in writes)",
+            Self::BonnieFiles => "bonnie++'s files (empty, in one directory)",
+            Self::SmallWrites => "writes of 4 KiB",
+            Self::SmallFiles => "small files (1000 bytes) in one directory",
+            Self::Versions => "snapshots (where there are none: copies of the tree)",
+            Self::Recovery => "after a crash",
+            Self::ManyFiles => "one directory of very many files",
+            Self::ManyDirectories => "one directory of very many directories",
         }
     }
 
@@ -112,6 +152,10 @@ impl Group {
         match self {
             Self::Iozone | Self::Cache | Self::Files | Self::Clients | Self::Appends | Self::Warm | Self::Fill => &[],
             Self::Lookups | Self::Changes | Self::BranchData => &[],
+            Self::Bonnie | Self::BonnieText | Self::BonnieFiles | Self::SmallWrites | Self::SmallFiles => &[],
+            Self::Versions => &["cp"],
+            Self::Recovery => &["xfs_io"],
+            Self::ManyFiles | Self::ManyDirectories => &["ls"],
             Self::Mmap => &["fio"],
             Self::Listing | Self::LongNames | Self::ManyNames => &["ls"],
             Self::CopyUp => &["cp"],
@@ -155,6 +199,8 @@ pub enum Place {
     Image(&'static str),
     /// In the scratch directory itself, so that syncs meet a real disk if it lies on one.
     Scratch,
+    /// There, too; every target is a file system of its own in an image.
+    Images,
 }
 
 /// One row of a table.
@@ -209,6 +255,7 @@ impl Test {
         !(self.writes && target.reads_only
             || self.starts_cold() && target.from_outside
             || self.group == Group::Fill && !target.is_bounded()
+            || self.group == Group::Recovery && !target.crashes()
             || self.copies_up() && !target.copies_up())
     }
 }
@@ -242,7 +289,7 @@ pub fn find(name: &str) -> Option<&'static Table> {
 }
 
 /// Every table, in the order of the subcommands.
-pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION];
+pub static TABLES: &[&Table] = &[&MIRROR, &LOGS, &UNION, &POOL, &LISTING];
 
 const fn bytes(id: &'static str, title: &'static str, group: Group, writes: bool) -> Test {
     Test { id, title, group, unit: Unit::Bytes, writes }
@@ -271,7 +318,9 @@ mod tests {
             }
             for target in table.targets {
                 let baseline = table.target(target.baseline).expect("baseline");
-                assert!(baseline.steps.is_empty(), "{} is measured against a mount", target.id);
+                let image = table.place == Place::Images;
+                assert!(baseline.steps.is_empty() || image, "{} is measured against a mount", target.id);
+                assert_eq!(baseline.baseline, baseline.id);
                 assert_eq!(baseline.as_user, target.as_user);
             }
         }

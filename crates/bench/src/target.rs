@@ -23,11 +23,33 @@ pub enum Step {
         kind: &'static str,
         /// Whether the loop device goes past the host's page cache.
         direct_io: bool,
+        /// Mount options, or nothing.
+        options: &'static str,
     },
     /// `nacre cage` with these extra arguments.
     Cage(Cage, &'static [&'static str]),
     /// Two branches shown as one tree: the upper one, which takes changes, over the lower one.
     Union(Union),
+    /// A new pool in a sparse image file.
+    Pool(Pool),
+}
+
+/// A pool: whose, and how its file systems are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pool {
+    /// Whose.
+    pub by: PoolOf,
+    /// The property `compression`.
+    pub compression: &'static str,
+}
+
+/// Who serves a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolOf {
+    /// The ZFS of Solaris behind FUSE.
+    ZfsFuse,
+    /// `nacre pool`.
+    Nacre,
 }
 
 /// Who shows two branches as one tree.
@@ -86,9 +108,12 @@ impl Step {
             Self::Bindfs => &["bindfs"],
             Self::Nacre(_) | Self::Cage(..) => &["nacre"],
             Self::Union(by) => by.programs(),
+            Self::Pool(Pool { by: PoolOf::Nacre, .. }) => &["nacre"],
+            Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => &["zfs-fuse", "zpool", "zfs", "setpriv"],
             Self::Nodatacow => &["chattr"],
             Self::Subvolume => &["btrfs"],
             Self::Loop { kind: "xfs", .. } => &["losetup", "mkfs.xfs"],
+            Self::Loop { kind: "btrfs", .. } => &["losetup", "mkfs.btrfs"],
             Self::Loop { .. } => &["losetup", "mkfs.ext4"],
         }
     }
@@ -96,7 +121,7 @@ impl Step {
     /// Whether a daemon serves the step by FUSE, so that ordinary users need fusermount3.
     pub fn is_fuse(self) -> bool {
         match self {
-            Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) => true,
+            Self::Bindfs | Self::Nacre(_) | Self::Cage(Cage::Shown, _) | Self::Pool(_) => true,
             Self::Union(by) => by != Union::Overlayfs,
             _ => false,
         }
@@ -110,7 +135,9 @@ impl Step {
             Self::Subvolume => Some("Btrfs quotas"),
             Self::Cage(Cage::Image | Cage::Within, _) => Some("cages of the kernel"),
             Self::Union(Union::Overlayfs) => Some("mounts of overlayfs"),
+            Self::Pool(Pool { by: PoolOf::ZfsFuse, .. }) => Some("pools of zfs-fuse"),
             Self::Symlink | Self::Bindfs | Self::Nacre(_) | Self::Nodatacow | Self::Cage(Cage::Shown, _) | Self::Union(_) => None,
+            Self::Pool(Pool { by: PoolOf::Nacre, .. }) => None,
         }
     }
 }
@@ -166,6 +193,16 @@ impl Target {
     /// Whether something bounds what may be written to it. What has no bound must never be filled.
     pub fn is_bounded(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Loop { .. } | Step::Cage(..)))
+    }
+
+    /// Whether its end by a crash can be brought about: Btrfs has no way to be shut down.
+    pub fn crashes(&self) -> bool {
+        self.steps.iter().all(|step| !matches!(step, Step::Loop { kind: "btrfs", .. }))
+    }
+
+    /// Whether the file system itself makes snapshots.
+    pub fn has_snapshots(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Pool(_) | Step::Loop { kind: "btrfs", .. }))
     }
 
     /// Whether changes to files of the lower branch can be made.

@@ -6,6 +6,8 @@ use std::process::{Command, ExitCode};
 
 use super::*;
 
+mod pools;
+
 fn arguments(words: &[&str]) -> ArgMatches {
     command().try_get_matches_from([&["bench"], words].concat()).unwrap()
 }

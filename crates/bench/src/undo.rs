@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::{Doing, Failure};
+use crate::holders;
 use crate::mounts;
 use crate::programs;
 
@@ -24,6 +25,8 @@ pub enum Effect {
     Mount(PathBuf),
     /// A loop device stands for a file.
     Loop(PathBuf),
+    /// Somebody serves a pool in the image.
+    Holders(PathBuf),
     /// A directory that belongs to the bench alone.
     Directory(PathBuf),
 }
@@ -74,6 +77,7 @@ fn undo(effect: &Effect) -> Result<(), Failure> {
         Effect::Mount(path) if mounts::is_mounted(path)? => mounts::detach(path),
         Effect::Mount(_) => Ok(()),
         Effect::Loop(device) => release_loop(device),
+        Effect::Holders(image) => holders::end(image),
         Effect::Directory(path) => remove_tree(path),
     }
 }

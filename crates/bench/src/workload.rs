@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use crate::failure::{Doing, Failure};
+use crate::mounted::Version;
 use crate::options::User;
 use crate::report::{Point, Sample};
 use crate::scale::Scale;
@@ -17,17 +18,23 @@ use crate::table::Group;
 
 mod appends;
 mod big_file;
+mod bonnie;
 mod clients;
 mod dd;
 mod files;
 mod fill;
 mod iozone;
 mod listing;
+mod many;
+mod material;
 mod mmap;
+mod pool;
 mod shell;
 mod tree;
 pub mod union;
 mod warm;
+
+use material::Material;
 
 pub use big_file::Buffer;
 
@@ -63,8 +70,34 @@ impl Unit {
 pub enum Event {
     /// A measurement.
     Sample(Sample),
-    /// Please make the target cold; the answer comes back over the channel.
+    /// Please do this; the answer comes back over the channel.
+    Ask(Ask),
+}
+
+/// What only the thread that owns the mounts can do.
+#[derive(Debug)]
+pub enum Ask {
+    /// Makes the target cold.
     Cold,
+    /// Has the target write out what only it knows of: those behind FUSE do not hear of syncfs.
+    Settle,
+    /// Ends the file system as a crash would and puts it in place again.
+    Crash,
+    /// Makes or destroys a snapshot or clone.
+    Version(Version),
+    /// Tells the most memory that the daemon has used.
+    Memory,
+}
+
+/// What comes back.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// It took so long.
+    Took(Duration),
+    /// Bytes, if there is a daemon.
+    Memory(Option<u64>),
 }
 
 /// The two channels to the thread that owns the mounts.
@@ -72,8 +105,8 @@ pub enum Event {
 pub struct Link {
     /// Towards it.
     pub events: Sender<Event>,
-    /// Answers to [`Event::Cold`].
-    pub answers: Receiver<Result<(), Failure>>,
+    /// Answers to [`Event::Ask`].
+    pub answers: Receiver<Result<Answer, Failure>>,
 }
 
 /// What a target that cannot outgrow its size is held against.
@@ -102,6 +135,8 @@ pub struct Visit<'a> {
     pub direct: bool,
     /// Whether files of a lower branch may be written to.
     pub copies_up: bool,
+    /// Whether the file system itself makes snapshots.
+    pub has_snapshots: bool,
     /// Memory for I/O, the same for every target.
     pub buffer: &'a mut Buffer,
     /// Where samples go.
@@ -109,11 +144,34 @@ pub struct Visit<'a> {
 }
 
 impl Visit<'_> {
+    fn ask(&self, ask: Ask) -> Result<Answer, Failure> {
+        let gone = |_| Failure::new("the bench is stopping");
+        self.link.events.send(Event::Ask(ask)).map_err(|_| Failure::new("the bench is stopping"))?;
+        self.link.answers.recv().map_err(gone)?
+    }
+
     /// Makes the target cold: fresh mount, nothing known of names. No descriptor below the root may be open.
     pub fn cold(&self) -> Result<(), Failure> {
-        let gone = |_| Failure::new("the bench is stopping");
-        self.link.events.send(Event::Cold).map_err(|_| Failure::new("the bench is stopping"))?;
-        self.link.answers.recv().map_err(gone)?
+        self.ask(Ask::Cold).map(drop)
+    }
+
+    /// Ends the file system as a crash would and puts it in place again; returns how long the latter took. No descriptor below the root
+    /// may be open.
+    pub fn crash(&self) -> Result<Duration, Failure> {
+        self.ask(Ask::Crash).and_then(time)
+    }
+
+    /// Makes or destroys a snapshot or clone; returns how long it took.
+    pub fn version(&self, version: Version) -> Result<Duration, Failure> {
+        self.ask(Ask::Version(version)).and_then(time)
+    }
+
+    /// The most memory that the daemon has used, bytes; `None` if there is none.
+    pub fn daemon_memory(&self) -> Result<Option<u64>, Failure> {
+        match self.ask(Ask::Memory)? {
+            Answer::Memory(bytes) => Ok(bytes),
+            other => Err(Failure::new(format!("not an answer about memory: {other:?}"))),
+        }
     }
 
     /// Hands in a measurement.
@@ -139,12 +197,21 @@ impl Visit<'_> {
             fs::remove_file(file).doing("removing", file)?;
         }
         let directory = fs::File::open(&self.own).doing("opening", &self.own)?;
-        rustix::fs::syncfs(&directory).doing("flushing", &self.own)
+        rustix::fs::syncfs(&directory).doing("flushing", &self.own)?;
+        drop(directory);
+        self.ask(Ask::Settle).map(drop)
     }
 
     /// Path of something that [`prepare`] made, through the target.
     pub fn shared(&self, name: &str) -> PathBuf {
         self.root.join(name)
+    }
+}
+
+fn time(answer: Answer) -> Result<Duration, Failure> {
+    match answer {
+        Answer::Took(elapsed) => Ok(elapsed),
+        other => Err(Failure::new(format!("not an answer about time: {other:?}"))),
     }
 }
 
@@ -165,6 +232,8 @@ pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) ->
         Unit::Whole(Group::BranchData) => union::prepare_large(source, "data", scale.cache, buffer),
         // Their targets share nothing.
         Unit::Whole(Group::Dd | Group::Shell | Group::Appends | Group::Writers | Group::Warm | Group::Fill) => Ok(()),
+        Unit::Whole(Group::Bonnie | Group::BonnieText | Group::BonnieFiles | Group::SmallWrites | Group::SmallFiles) => Ok(()),
+        Unit::Whole(Group::Versions | Group::Recovery | Group::ManyFiles | Group::ManyDirectories) => Ok(()),
     }
 }
 
@@ -191,6 +260,15 @@ pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         Unit::Whole(Group::Changes) => union::run_changes(visit),
         Unit::Whole(Group::CopyUp) => union::run_copy_up(visit),
         Unit::Whole(Group::BranchData) => union::run_data(visit),
+        Unit::Whole(Group::Bonnie) => bonnie::run(visit, Material::Random),
+        Unit::Whole(Group::BonnieText) => bonnie::run(visit, Material::Text),
+        Unit::Whole(Group::BonnieFiles) => bonnie::run_files(visit),
+        Unit::Whole(Group::SmallWrites) => pool::run_writes(visit),
+        Unit::Whole(Group::SmallFiles) => pool::run_files(visit),
+        Unit::Whole(Group::Versions) => pool::run_versions(visit),
+        Unit::Whole(Group::Recovery) => pool::run_recovery(visit),
+        Unit::Whole(Group::ManyFiles) => many::run_files(visit),
+        Unit::Whole(Group::ManyDirectories) => many::run_directories(visit),
     }
 }
 

@@ -4,9 +4,12 @@
 
 use crate::{
     cage::command::{self as cage, CageOrder},
+    copy::{self, CopyOrder},
     failure::Failure,
+    fs::command::{self as fs, FsOrder},
     options::{Form, Opt, Row, TABLE},
     plan::{self, Plan},
+    pool::{self, order::PoolOrder},
     settings::{self, Settings},
     union::command::{self as union, UnionOrder},
     words::{self, Given, Unknown},
@@ -47,6 +50,10 @@ pub enum Order {
     Cage(CageOrder),
     /// Something with the unions that there are.
     Union(UnionOrder),
+    /// Something with pools.
+    Pool(PoolOrder),
+    /// Something with the file systems of pools.
+    Fs(FsOrder),
     /// Change the rules of a mount.
     Reload {
         /// Which.
@@ -59,6 +66,8 @@ pub enum Order {
         /// Which; empty: all.
         mountpoints: Vec<PathBuf>,
     },
+    /// Copy a tree.
+    Copy(Box<CopyOrder>),
     /// Measure.
     Bench(Box<ArgMatches>),
     /// Print a completion script.
@@ -93,12 +102,15 @@ pub fn table() -> Command {
         .subcommand(fuse_overlayfs())
         .subcommand(union::command())
         .subcommand(cage::command())
+        .subcommand(pool::command::command())
+        .subcommand(fs::command())
         .subcommand(stack())
         .subcommand(umount())
         .subcommand(status())
         .subcommand(top())
         .subcommand(reload())
         .subcommand(metrics())
+        .subcommand(copy::command())
         .subcommand(nacre_bench::command())
         .subcommand(completions())
         .subcommand(man())
@@ -311,6 +323,8 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         )?),
         "cage" => cage::order(matches)?,
         "union" => union::order(matches)?,
+        "pool" => pool::order::order(matches)?,
+        "fs" => fs::order(matches)?,
         "mount" => {
             Order::Mount(plan::stack("nacre", Settings::fold(&given(matches)?)?, vec![one(matches, "STACK"), one(matches, "MOUNTPOINT")])?)
         }
@@ -319,6 +333,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "top" => top_order(matches)?,
         "reload" => reload_order(matches)?,
         "metrics" => Order::Metrics { mountpoints: many(matches) },
+        "copy" => copy::order(matches),
         "bench" => Order::Bench(Box::new(matches.clone())),
         "completions" => {
             let shell = matches.get_one::<Shell>("SHELL").copied();

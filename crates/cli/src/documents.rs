@@ -33,7 +33,7 @@ pub fn man(directory: &Path) -> Result<Vec<String>, Failure> {
 
 /// The pages of the commands of a command.
 fn pages(of: &Command, name: &str, directory: &Path, names: &mut Vec<String>) -> Result<(), Failure> {
-    for command in of.get_subcommands().filter(|command| command.get_name() != "help") {
+    for command in of.get_subcommands().filter(|command| command.get_name() != "help" && !command.is_hide_set()) {
         let name = format!("{name}-{}", command.get_name());
         names.push(page(command, name.clone(), directory)?);
         pages(command, &name, directory, names)?;

@@ -78,9 +78,11 @@ impl Failure {
 
     /// Prints `PROGRAM: what` and what to do next to standard error; answers the exit code.
     pub fn report(&self, program: &str) -> ExitCode {
-        let mut text = format!("{program}: {}\n", self.what);
+        // ZFS' programs do not say their names, and scripts compare.
+        let name = if matches!(program, "zfs" | "zpool") { String::new() } else { format!("{program}: ") };
+        let mut text = format!("{name}{}\n", self.what);
         if !self.next.is_empty() {
-            text.push_str(&format!("{program}: {}\n", self.next));
+            text.push_str(&format!("{name}{}\n", self.next));
         }
         // Nobody is left to tell when standard error is closed.
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
@@ -91,6 +93,8 @@ impl Failure {
     pub fn code(&self, program: &str) -> u8 {
         match (program, self.exit) {
             ("bindfs" | "fuse-overlayfs", _) => 1,
+            // 1 for whatever failed, 2 for a wrong call.
+            ("zfs" | "zpool", exit) if exit != Exit::Usage => 1,
             // mount(8) expects its own codes from its programs: 1 for a wrong call, 32 for a mount that failed.
             (program, Exit::Usage) if program.starts_with("mount.") => 1,
             (program, _) if program.starts_with("mount.") => 32,

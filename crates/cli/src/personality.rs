@@ -6,9 +6,11 @@
 use crate::{
     cage,
     failure::Failure,
+    fs,
     options::Opt,
     overlay,
     plan::{self, Plan},
+    pool,
     settings::Settings,
     union,
     words::{self, Given, Unknown},
@@ -28,6 +30,10 @@ pub enum Personality {
     Bindfs,
     /// `fuse-overlayfs -o lowerdir=...,upperdir=...,workdir=... MOUNTPOINT`, as container engines call it.
     Overlay,
+    /// `zfs VERB ...`: `nacre fs` with ZFS' manners.
+    Fs,
+    /// `zpool VERB ...`, as ZFS' own program.
+    Pool,
     /// `mount.fuse.nacre SOURCE MOUNTPOINT [-sfnv] [-o WORDS]`.
     MountProgram,
 }
@@ -42,6 +48,8 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
     match program {
         "bindfs" => Personality::Bindfs,
         overlay::NAME => Personality::Overlay,
+        fs::run::ZFS => Personality::Fs,
+        pool::run::ZPOOL => Personality::Pool,
         name if name.starts_with("mount.") => Personality::MountProgram,
         // No verb has a slash: this is how mount(8) runs the program that the type `fuse.nacre` names.
         _ if first.is_some_and(|first| first.as_bytes().contains(&b'/')) => Personality::Bindfs,

@@ -40,7 +40,7 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
     let peers = control::peers();
     let peer = peers.iter().find(|peer| peer.report.mountpoint == text);
     let of_the_kernel = kernel_engine::records()?.iter().any(|report| report.mountpoint == text);
-    if peer.is_none() && !of_the_kernel {
+    if peer.is_none() && !of_the_kernel && !is_of_a_pool(&entry) {
         return Err(Failure::new(format!("what is mounted at {text} is no mount of nacre")).exit(Exit::NotFound));
     }
     if peer.is_some_and(|peer| peer.report.immutable) && remount.flags.contains(&"rw") {
@@ -51,6 +51,12 @@ pub fn run(remount: &Remount) -> Result<(), Failure> {
         flags |= MountFlags::BIND;
     }
     mount_remount(&mountpoint, flags, c"").map_err(|error| Failure::io("cannot remount", text, &error.into()))
+}
+
+/// Whether it is a file system of a pool that is imported.
+fn is_of_a_pool(entry: &mountinfo::MountEntry) -> bool {
+    let pool = entry.source.to_str().and_then(|source| source.split(['/', '@']).next());
+    entry.kind == "fuse.nacre" && pool.is_some_and(|pool| crate::pool::client::find(pool).is_some())
 }
 
 /// Adds flags to a mount that was just made, without touching its superblock.

@@ -4,15 +4,16 @@ use crate::{
     cage,
     commands::{self, Order},
     control::{self, Request},
+    copy,
     daemon::{self, Start},
     documents,
     failure::Failure,
-    metrics,
+    fs, metrics,
     options::{Form, TABLE},
     overlay,
     personality::{self, Personality},
     plan::{MountPlan, Plan},
-    remount,
+    pool, remount,
     serve::{self, Served},
     shared, status, top, umount, union,
 };
@@ -27,6 +28,9 @@ pub fn main() -> ExitCode {
     // Whoever starts us may ignore the ends of children; we wait for ours. No child, no thread yet.
     if let Err(error) = nacre_sys::signals::keep_ended_children() {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
+    }
+    if let Some(order) = pool::serves() {
+        return finish("nacre", order.and_then(|start| pool::serve(&start)).map(|()| ExitCode::SUCCESS));
     }
     if let Some(name) = shared::process::name() {
         return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));
@@ -49,6 +53,8 @@ pub fn main() -> ExitCode {
             let plan = personality::bindfs("bindfs", arguments.into_iter().skip(1));
             finish("bindfs", plan.and_then(|plan| carry_out("bindfs", plan)))
         }
+        Personality::Fs => fs::run::as_zfs(arguments),
+        Personality::Pool => pool::run::as_zpool(arguments),
         Personality::Nacre => ours(argv0, arguments),
     }
 }
@@ -91,6 +97,8 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
         }
         Order::Cage(order) => cage::run::order(&order)?,
         Order::Union(order) => union::run::order(&order)?,
+        Order::Pool(order) => return pool::run::order(order, &pool::run::typed("nacre")),
+        Order::Fs(order) => return fs::run::order(order, &pool::run::typed("nacre")),
         Order::Metrics { mountpoints } => {
             let reports = status::gather(&mountpoints)?;
             let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
@@ -100,6 +108,7 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
             let unions: Vec<_> = reports.iter().flat_map(|report| report.branches.clone()).collect();
             print(&(metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
+        Order::Copy(order) => return copy::run(&order),
         Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
         Order::Completions(shell) => documents::completions(shell)?,
         Order::Man(directory) => print(&(documents::man(&directory)?.join("\n") + "\n"))?,

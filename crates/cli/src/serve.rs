@@ -296,6 +296,14 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
 /// # Errors
 /// What the system says to its removal.
 pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
+    clear_of(mountpoint, &["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)])
+}
+
+/// The same for mounts of these subtypes.
+///
+/// # Errors
+/// As [`clear`].
+pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     use rustix::io::Errno;
     // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED, or
     // ECANCELED as long as its rings are being taken down.
@@ -313,7 +321,6 @@ pub fn clear(mountpoint: &Path, plan: &MountPlan) -> Result<(), Failure> {
     }
     let place = control::lexical(mountpoint)?;
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
-    let types = ["nacre".to_owned(), "bindfs".to_owned(), door::subtype(plan)];
     let ours = |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
     if !entry.is_some_and(|entry| ours(&entry.kind)) {
         return Ok(());

@@ -42,6 +42,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How long the kernel may take to drop its caches.
+const TELLING: Duration = Duration::from_secs(10);
+
 /// What a mount finds in the process that serves it.
 pub struct Surroundings {
     /// Who listens to commands.
@@ -243,8 +246,16 @@ impl Serving {
         }
         if matches!(answer, Ok(UnionAnswer::Changed { .. })) {
             *self.spec.lock() = self.stack.spec();
+            self.tell_kernel();
         }
         answer
+    }
+
+    /// Returns when nobody is answered any more from what the kernel cached before a change: what a command did can be seen when it returns.
+    fn tell_kernel(&self) {
+        if !self.mount.delivered(TELLING) {
+            tracing::warn!("the kernel has not dropped all of its caches yet: old answers may be seen for a while");
+        }
     }
 
     fn unmount(&self, lazy: bool) -> Result<(), Failure> {
@@ -281,6 +292,7 @@ impl Serving {
         warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         *spec = changed;
         self.mount.invalidate_everything();
+        self.tell_kernel();
         tracing::info!("rules are reloaded");
         Ok(())
     }

@@ -306,3 +306,32 @@ fn mounts_share_a_process() {
     let stat = format!("/proc/{pid}/stat");
     eventually("the process ends", || !fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")));
 }
+
+#[test]
+fn a_user_owns_a_pool() {
+    if !as_user("a_user_owns_a_pool") {
+        return;
+    }
+    let place = mounting::scratch();
+    let name = format!("mine{}", std::process::id());
+    let pool = |arguments: &[&str]| {
+        let output = run(nacre(), arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let (device, at, second) = (place.path().join("device"), place.path().join("at"), place.path().join("second"));
+    let (device, shown) = (device.to_str().unwrap(), at.to_str().unwrap());
+    pool(&["pool", "create", "--size", "64M", "-m", shown, &name, device]);
+    // Not within the other: fusermount3 is root's, and is kept out of it.
+    pool(&["fs", "create", "-o", &format!("mountpoint={}", second.display()), &format!("{name}/below")]);
+    fs::write(at.join("file"), "mine").unwrap();
+    fs::write(second.join("file"), "mine as well").unwrap();
+    let user = rustix::process::geteuid().as_raw();
+    assert_eq!(fs::metadata(&at).unwrap().uid(), user);
+    pool(&["pool", "export", &name]);
+    assert!(!is_mounted(&at));
+    pool(&["pool", "import", &name]);
+    assert_eq!(fs::read(second.join("file")).unwrap(), b"mine as well");
+    pool(&["pool", "destroy", &name]);
+    assert!(!is_mounted(&at));
+}

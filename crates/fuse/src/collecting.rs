@@ -6,7 +6,8 @@
 //!   asks for them by the open file (GETATTR), and an error in that answer is what write(2) returns: that is the announcement;
 //! * a notice makes attributes invalid, and answers that were under way then are dropped: the kernel compares versions for LOOKUP,
 //!   READDIRPLUS, GETATTR and STATX. It does not for CREATE, LINK and SETATTR, whose answers therefore never make attributes of a
-//!   regular file valid where writes are collected.
+//!   regular file valid where writes are collected; but for layers that let in whatever arrives: there the notice is given again when a
+//!   write arrives that should have been announced.
 //!
 //! Invariants: a file is in the table before the layer is asked for the last time whether its writes may go unannounced, and the layer says no
 //! before it recalls; so each file is either found by the recall or opened without collecting. No lock is held while the layer or the
@@ -52,6 +53,8 @@ pub(crate) struct Collecting {
     decided: OnceLock<std::result::Result<(), String>>,
     /// Off again, for good: the session offers no such thing.
     dropped: AtomicBool,
+    /// The layer lets in whatever arrives.
+    lets_in: AtomicBool,
     /// Where the kernel can be notified; none before the session runs.
     notifier: RwLock<Option<Notifier>>,
     device: AtomicU64,
@@ -86,6 +89,7 @@ impl Collecting {
             mountpoint: mountpoint.to_owned(),
             decided: OnceLock::new(),
             dropped: AtomicBool::new(false),
+            lets_in: AtomicBool::new(false),
             notifier: RwLock::new(None),
             device: AtomicU64::new(0),
             files: Mutex::default(),
@@ -186,6 +190,22 @@ impl Collecting {
         file.is_some_and(|file| file.collected().is_some_and(|permission| !permission.unannounced()))
     }
 
+    /// Whether answers that cross a recall may be taken for true for a while.
+    pub fn is_patient(&self) -> bool {
+        self.lets_in.load(Ordering::Acquire)
+    }
+
+    /// What was collected of a file has arrived: where it should have been announced, the kernel is told once more that it has to.
+    pub fn arrived(&self, nodeid: u64) {
+        if self.is_patient()
+            && self.announces(nodeid)
+            && let Some(notifier) = self.notifier.read().clone()
+            && let Err(error) = notifier.inval_inode(nodeid, -1, 0)
+        {
+            tracing::debug!(%error, nodeid, "a file could not be recalled");
+        }
+    }
+
     /// A file is being opened; whether its writes are collected. If so, it is entered in the table until [`Collecting::leave`].
     pub fn join(&self, nodeid: u64, file: &Opened) -> bool {
         let Some(permission) = file.collected() else { return false };
@@ -260,6 +280,10 @@ impl Collecting {
 impl Collector for Collecting {
     fn most_held(&self, files: usize) -> u64 {
         self.bound.most_held(self.device(), files)
+    }
+
+    fn lets_in(&self) {
+        self.lets_in.store(true, Ordering::Release);
     }
 
     fn recall(&self) {

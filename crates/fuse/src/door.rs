@@ -94,7 +94,7 @@ impl Door {
             passthrough.refuse("switched off by the options of the mount");
         }
         Ok(Door {
-            inodes: Arc::new(Inodes::new(root.node, &root.attr)),
+            inodes: Arc::new(Inodes::over(&layer, root.node, &root.attr)),
             files: OpenFiles::default(),
             passthrough,
             collecting: Arc::new(Collecting::new(&options.mountpoint)),

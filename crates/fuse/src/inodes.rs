@@ -7,17 +7,22 @@
 //! * a record lives while its lookup count is above zero; the root's lives as long as the table;
 //! * nothing of a layer runs under a shard's lock: nodes and files that go are handed out and dropped by the caller.
 //!
+//! Of layers whose files are found again by their numbers nothing is kept here but what `numbers.rs` keeps.
+//!
 //! Frugal by design: 80 bytes a file with its share of the hash table (`tests::a_million_files_stay_small`). Chunks of slots are
 //! given back as soon as they are empty.
 
-use crate::{collecting::habit::Habit, open_files::OpenState};
+use crate::{collecting::habit::Habit, numbers::Numbers, open_files::OpenState};
 use hashbrown::{DefaultHashBuilder, HashTable};
-use nacre_vfs::{Attr, FileId, Kind, Node};
+use nacre_vfs::{Attr, FileId, Kind, Layer, Node};
 use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::BTreeSet,
     hash::BuildHasher,
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 /// The node id that the kernel has for the root of every mount.
@@ -28,7 +33,7 @@ const SHARDS: usize = 1 << SHARD_BITS;
 const CHUNK: usize = 256;
 
 /// What is kept for one file.
-struct Slot {
+pub(crate) struct Slot {
     /// `None`: the slot is free.
     node: Option<Node>,
     id: FileId,
@@ -39,6 +44,38 @@ struct Slot {
     reuse: u32,
     kind: Kind,
     habit: Habit,
+}
+
+impl Slot {
+    /// Of a file that is being opened.
+    pub fn open(node: Node, id: FileId, habit: Habit) -> Slot {
+        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, habit }
+    }
+
+    /// Any open file.
+    pub fn any_file(&self) -> Option<nacre_vfs::Opened> {
+        self.open.as_ref().and_then(|open| open.any_file())
+    }
+
+    /// Nothing is open.
+    pub fn is_idle(&self) -> bool {
+        self.open.as_ref().is_none_or(|open| open.is_idle())
+    }
+
+    /// No file is open; something may be remembered of files that were.
+    pub fn is_closed(&self) -> bool {
+        self.open.as_ref().is_none_or(|open| open.is_closed())
+    }
+
+    /// What it leaves.
+    pub fn into_removed(self) -> Option<Removed> {
+        Some(Removed { node: self.node?, open: self.open })
+    }
+
+    /// How it was used.
+    pub fn habit(&self) -> Habit {
+        self.habit
+    }
 }
 
 /// A run of slots that is allocated and given back as a whole.
@@ -79,6 +116,13 @@ pub(crate) struct Removed {
 /// One record, under the lock of its shard.
 pub(crate) struct Record<'a> {
     slot: &'a mut Slot,
+}
+
+impl<'a> Record<'a> {
+    /// Of a slot.
+    pub fn of(slot: &'a mut Slot) -> Record<'a> {
+        Record { slot }
+    }
 }
 
 impl Record<'_> {
@@ -131,25 +175,43 @@ pub(crate) struct Inodes {
     /// The kernel knows the root under the table's own id, too, and shows that one.
     promoted: AtomicBool,
     count: AtomicUsize,
+    /// In place of all this.
+    numbers: Option<Numbers>,
 }
 
 impl Inodes {
+    /// The table for a layer, that knows the layer's root.
+    pub fn over(layer: &Arc<dyn Layer>, root: Node, attr: &Attr) -> Inodes {
+        let numbers = Numbers::new(layer, attr.id);
+        Inodes { numbers, ..Inodes::new(root, attr) }
+    }
+
     /// A table that knows the root.
     pub fn new(root: Node, attr: &Attr) -> Inodes {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let mut table =
-            Inodes { shards, hasher: DefaultHashBuilder::default(), root: 0, promoted: AtomicBool::new(false), count: AtomicUsize::new(0) };
+        let mut table = Inodes {
+            shards,
+            hasher: DefaultHashBuilder::default(),
+            root: 0,
+            promoted: AtomicBool::new(false),
+            count: AtomicUsize::new(0),
+            numbers: None,
+        };
         table.root = table.register(&root, attr, attr.id.ino).nodeid;
         table
     }
 
     /// From now on the root is named by an id of its own instead of [`ROOT`] (which goes on meaning it, too); or not any more.
     pub fn promote_root(&self, promoted: bool) {
+        self.numbers.iter().for_each(|numbers| numbers.promote_root(promoted));
         self.promoted.store(promoted, Ordering::Relaxed);
     }
 
     /// Whether a node id is the root's.
     pub fn is_root(&self, nodeid: u64) -> bool {
+        if let Some(numbers) = &self.numbers {
+            return numbers.is_root(nodeid);
+        }
         self.inner(nodeid) == self.root
     }
 
@@ -160,11 +222,17 @@ impl Inodes {
 
     /// Files known.
     pub fn len(&self) -> usize {
+        if let Some(numbers) = &self.numbers {
+            return numbers.len();
+        }
         self.count.load(Ordering::Relaxed)
     }
 
     /// Counts one more look-up of a file and answers its node id. `parent_ino` is the inode number of the directory that it was found in.
     pub fn register(&self, node: &Node, attr: &Attr, parent_ino: u64) -> Registered {
+        if let Some(numbers) = &self.numbers {
+            return Registered { nodeid: numbers.register(&attr.id), known: None };
+        }
         let hash = self.hash(&attr.id);
         let shard_number = shard_of_hash(hash);
         let mut shard = self.shard(shard_number);
@@ -192,16 +260,25 @@ impl Inodes {
 
     /// The layer's node of a node id.
     pub fn node(&self, nodeid: u64) -> Option<Node> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.node(nodeid);
+        }
         self.locate(nodeid, |slot| slot.node.clone()).flatten()
     }
 
     /// The layer's node and identity of a node id.
     pub fn node_and_id(&self, nodeid: u64) -> Option<(Node, FileId)> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.node(nodeid).map(|node| (node, numbers.id(nodeid)));
+        }
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id))).flatten()
     }
 
     /// The layer's node, and any open file of it: what answers where the names are gone.
     pub fn node_and_file(&self, nodeid: u64) -> Option<(Node, Option<nacre_vfs::Opened>)> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.node(nodeid).map(|node| (node, numbers.any_file(nodeid)));
+        }
         self.locate(nodeid, |slot| {
             let file = slot.open.as_ref().and_then(|open| open.any_file());
             slot.node.clone().map(|node| (node, file))
@@ -211,21 +288,33 @@ impl Inodes {
 
     /// Node of a directory with its own and its parent's inode number.
     pub fn directory(&self, nodeid: u64) -> Option<(Node, u64, u64)> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.directory(nodeid);
+        }
         self.locate(nodeid, |slot| slot.node.clone().map(|node| (node, slot.id.ino, slot.extra))).flatten()
     }
 
     /// Whether a node id stands for a directory.
     pub fn is_directory(&self, nodeid: u64) -> bool {
+        if let Some(numbers) = &self.numbers {
+            return numbers.is_directory(nodeid);
+        }
         self.locate(nodeid, |slot| slot.kind == Kind::Directory).unwrap_or(false)
     }
 
     /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
     pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.with(nodeid, f);
+        }
         self.locate(nodeid, |slot| f(&mut Record { slot }))
     }
 
     /// The node id of a file, where the kernel knows it.
     pub fn find(&self, id: &FileId) -> Option<u64> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.find(id);
+        }
         let hash = self.hash(id);
         let shard_number = shard_of_hash(hash);
         let mut shard = self.shard(shard_number);
@@ -234,8 +323,21 @@ impl Inodes {
         Some(self.outer(nodeid(shard_number, place, reuse)))
     }
 
+    /// The same, of a file that the kernel is known to know.
+    pub fn find_held(&self, id: &FileId) -> Option<u64> {
+        self.numbers.as_ref().map_or_else(|| self.find(id), |numbers| numbers.find_held(id))
+    }
+
+    /// Whether files are found by their numbers: nodes need not be told of new names.
+    pub fn by_number(&self) -> bool {
+        self.numbers.is_some()
+    }
+
     /// Takes back `lookups` look-ups; answers what is to be dropped when they were the last.
     pub fn forget(&self, nodeid: u64, lookups: u64) -> Option<Removed> {
+        if let Some(numbers) = &self.numbers {
+            return numbers.forget(nodeid);
+        }
         let inner = self.inner(nodeid);
         if inner == self.root {
             return None;
@@ -258,6 +360,9 @@ impl Inodes {
     /// Calls `f` with the node ids of all files, a bounded number at a time and outside of the locks. Files that come or go
     /// meanwhile may be missed.
     pub fn for_each(&self, mut f: impl FnMut(u64)) {
+        if let Some(numbers) = &self.numbers {
+            return numbers.for_each(f);
+        }
         let mut batch = Vec::with_capacity(CHUNK);
         for shard_number in 0..SHARDS {
             let mut chunk_number = 0;
@@ -277,6 +382,9 @@ impl Inodes {
 
     /// Forgets every file and answers nothing: the mount is gone.
     pub fn clear(&self) {
+        if let Some(numbers) = &self.numbers {
+            numbers.clear();
+        }
         for shard_number in 0..SHARDS {
             let gone = std::mem::take(&mut *self.shard(shard_number));
             let files = gone.chunks.iter().flatten().map(Chunk::live).sum::<usize>();

@@ -17,7 +17,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender},
     },
     time::{Duration, Instant},
 };
@@ -80,7 +80,12 @@ pub(crate) struct Shared {
     pub trim: Arc<AtomicBool>,
     /// Node ids of files written to in passthrough and closed; the thread is woken for the first.
     pub written: Arc<Mutex<Vec<u64>>>,
+    /// Who waits, in the order of the [`mark`]s sent.
+    pub marks: Marks,
 }
+
+/// Those who wait until what was sent before their mark is with the kernel.
+pub(crate) type Marks = Arc<Mutex<VecDeque<SyncSender<()>>>>;
 
 /// A change that is about no file: it wakes the thread.
 pub(crate) fn wake() -> Invalidation {
@@ -88,6 +93,13 @@ pub(crate) fn wake() -> Invalidation {
 }
 
 const WAKE: FileId = FileId { fs: u64::MAX, ino: 0, generation: u64::MAX };
+
+/// A change that is about no file: the first of those who wait is told when everything sent before it has been delivered.
+pub(crate) fn mark() -> Invalidation {
+    Invalidation::Attributes { id: MARK }
+}
+
+const MARK: FileId = FileId { fs: u64::MAX, ino: 1, generation: u64::MAX };
 
 /// Changes put together so that each file is notified once.
 #[derive(Default)]
@@ -98,6 +110,8 @@ struct Batch {
     files: BTreeMap<FileId, bool>,
     /// Those whose owner, mode or ACL may have changed.
     attributes: BTreeSet<FileId>,
+    /// Those to be told that all of this is delivered.
+    marks: usize,
 }
 
 impl Batch {
@@ -108,6 +122,7 @@ impl Batch {
                 self.files.insert(parent, true);
             }
             Invalidation::Attributes { id } if id == WAKE => {}
+            Invalidation::Attributes { id } if id == MARK => self.marks += 1,
             Invalidation::Attributes { id } => {
                 self.files.entry(id).or_insert(false);
                 self.attributes.insert(id);
@@ -149,6 +164,10 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
         if let Some(first) = first {
             let batch = collect(first, changes, shared);
             deliver(&batch, control, shared);
+            for waiting in std::iter::from_fn(|| shared.marks.lock().pop_front()).take(batch.marks) {
+                // Gone is who has waited for too long.
+                let _ = waiting.try_send(());
+            }
             enqueue(&mut repeats, batch, control);
         }
         repeat_due(&mut repeats, control, shared);
@@ -189,7 +208,7 @@ fn collect(first: Invalidation, changes: &Receiver<Invalidation>, shared: &Share
     let mut batch = Batch::default();
     let mut received = 0_u64;
     for change in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
-        received += u64::from(change != wake());
+        received += u64::from(change != wake() && change != mark());
         batch.add(change);
     }
     shared.counts.received.fetch_add(received, Ordering::Relaxed);

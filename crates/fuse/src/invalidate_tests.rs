@@ -71,6 +71,7 @@ fn shared() -> Shared {
         stop: Arc::default(),
         trim: Arc::default(),
         written: Arc::default(),
+        marks: Arc::default(),
     }
 }
 
@@ -139,6 +140,23 @@ fn everything_means_all_names_and_all_inodes() {
     let list = sent(&shared, vec![Invalidation::Everything]);
     assert_eq!(list, ["all", "inode 1 true", "all", "inode 1 true"]);
     assert_eq!(shared.counts.everything.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_mark_is_answered_when_what_came_before_is_delivered() {
+    let state = shared();
+    let recorder = Recorder::default();
+    let (sender, receiver) = mpsc::channel();
+    let (told, waiting) = mpsc::sync_channel(1);
+    state.marks.lock().push_back(told);
+    sender.send(Invalidation::Everything).unwrap();
+    sender.send(mark()).unwrap();
+    assert!(waiting.try_recv().is_err());
+    drop(sender);
+    run(&receiver, &recorder, &state);
+    assert!(waiting.try_recv().is_ok());
+    assert_eq!(recorder.0.lock().first().map(String::as_str), Some("all"));
+    assert_eq!(state.counts.received.load(Ordering::Relaxed), 1, "a mark is no change");
 }
 
 #[test]

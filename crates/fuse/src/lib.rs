@@ -23,6 +23,7 @@ mod inodes;
 mod invalidate;
 mod mount;
 mod negotiate;
+mod numbers;
 mod open_files;
 mod ops;
 mod options;

@@ -31,6 +31,7 @@ use std::{
         mpsc,
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 /// Most files kept open after their last close, whatever the limit of descriptors.
@@ -77,7 +78,10 @@ pub struct Mount {
     door: Arc<Door>,
     counts: Arc<InvalidationCounts>,
     stop: Arc<AtomicBool>,
+    marks: invalidate::Marks,
     threads: Vec<JoinHandle<()>>,
+    /// The device number of the file system.
+    device: Option<u64>,
 }
 
 impl Mount {
@@ -109,6 +113,7 @@ impl Mount {
         }
         let counts = Arc::new(InvalidationCounts::default());
         let stop = Arc::new(AtomicBool::new(false));
+        let marks = invalidate::Marks::default();
         let caches = KernelCaches { notifier: session.notifier(), session: session.observer(), door: Arc::clone(&door) };
         let shared = Shared {
             inodes: Arc::clone(&door.inodes),
@@ -116,8 +121,10 @@ impl Mount {
             stop: Arc::clone(&stop),
             trim: Arc::clone(&door.trim),
             written: Arc::clone(&door.written),
+            marks: Arc::clone(&marks),
         };
-        let mut mount = Mount { session, door, counts, stop, threads: Vec::new() };
+        let device = own_mount::device(&door.options.mountpoint).ok();
+        let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
         if mount.door.collecting.on() {
             let setter = mount.door.resync.setter.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
@@ -164,6 +171,19 @@ impl Mount {
         self.door.change(Invalidation::Everything);
     }
 
+    /// Waits until the kernel has been told of every change that the layer or [`Mount::invalidate_everything`] told of before: from then on nobody is
+    /// answered from what was cached. False where that took longer than `patience`.
+    pub fn delivered(&self, patience: Duration) -> bool {
+        let (told, waiting) = mpsc::sync_channel(1);
+        {
+            // Marks are answered in the order in which they are sent.
+            let mut marks = self.marks.lock();
+            marks.push_back(told);
+            self.door.change(invalidate::mark());
+        }
+        waiting.recv_timeout(patience).is_ok()
+    }
+
     /// Waits until the mount has ended: unmounted by anybody, or aborted.
     pub fn wait(&self) {
         self.session.wait();
@@ -180,6 +200,29 @@ impl Mount {
     /// EBUSY where it is in use and not `lazy`; what umount(2) or fusermount3 say.
     pub fn unmount(&self, lazy: bool) -> io::Result<()> {
         self.session.unmount(lazy)
+    }
+
+    /// Makes the kernel pass on what it has collected: what write(2) had taken before the call has reached the layer when this returns. Nothing is made
+    /// durable by it. Not for threads that serve requests, but inside [`fusewire::blocking`].
+    ///
+    /// # Errors
+    /// Where the kernel could not pass it on.
+    pub fn settle(&self) -> io::Result<()> {
+        if !self.door.collecting.on() || self.ended() {
+            return Ok(());
+        }
+        self.door.collecting.pass_on_all().map_err(|error| io::Error::from_raw_os_error(error.raw()))
+    }
+
+    /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no access times. All others are off then.
+    ///
+    /// # Errors
+    /// ESTALE where something else is mounted over it; what mount(2) says (only root may).
+    pub fn remount(&self, flags: MountFlags) -> io::Result<()> {
+        // What is seen at the place must be this mount.
+        let device = self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))?;
+        drop(own_mount::root(&self.door.options.mountpoint, device).map_err(io::Error::from)?);
+        Ok(rustix::mount::mount_remount(&*self.door.options.mountpoint, flags, c"")?)
     }
 
     /// Cuts it off even while it is in use: callers that wait get an error.

@@ -66,6 +66,11 @@ impl OpenState {
         writable.or_else(|| self.files.first()).map(|(.., file)| Arc::clone(file))
     }
 
+    /// Nothing is open.
+    pub fn is_closed(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// Nothing is open and nothing is kept.
     pub fn is_idle(&self) -> bool {
         self.files.is_empty() && self.io.is_idle() && self.times.is_none()

@@ -1,42 +1,60 @@
-//! The leaf `dataset`: one file system of a pool.
+//! The leaf `dataset`: one file system of a pool, with its snapshots below `.zfs/snapshot`.
 //!
 //! Made by whoever has imported the pool; permissions are judged by the door's kernel. Semantics are those of a local Linux file system, as in `mem`: hard
 //! links, `renameat2` flags, unnamed and unlinked open files, sparse content, extended attributes, POSIX ACLs with inheritance, set-group-id
 //! directories. Invariants:
-//! * the process that has the pool is the only one that changes it, so it is `Exclusive`;
-//! * a node is an inode of the engine: while somebody holds it, an unlinked file lives.
+//! * the process that has the pool is the only one that changes it, so it is `Exclusive`; but for the names of snapshots, which come and go by commands;
+//! * a node is an inode of the engine: while somebody holds it, an unlinked file lives;
+//! * nothing below `.zfs` can be changed, but for the snapshots themselves: `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` make, destroy and rename them.
 
+mod control;
 mod file;
+mod gathering;
+mod numbers;
 #[cfg(test)]
 mod tests;
 mod translate;
+mod volume;
 mod xattrs;
 
 use crate::remap::acl;
+use control::Control;
+pub use control::SnapshotDirectory;
 use file::DatasetFile;
-use nacre_pool::engine::{Dataset as Files, Pool};
+pub use gathering::Gathering;
+use gathering::Member;
+use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
+use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
 use nacre_pool::rows::Inode as Row;
 use nacre_vfs::{
     Attr, Caller, Coherence, Description, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
     OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
 };
+use numbers::Numbers;
 use std::{
     fmt,
     sync::{Arc, mpsc::Sender},
 };
 use translate::{attr, change_of, errno, kind_of, type_of};
+use volume::{Place, Placed, Volume};
+
+/// A file with its attributes.
+type Found = (Arc<Inode>, Row);
 
 /// One file system of a pool.
 pub struct Dataset {
     pool: Arc<Pool>,
-    files: Arc<Files>,
-    locks: file::LockTable,
+    head: Arc<Volume>,
+    /// `.zfs`; none for a snapshot that is mounted by itself.
+    control: Option<Arc<Control>>,
+    numbers: Numbers,
+    member: Arc<Member>,
 }
 
 impl fmt::Debug for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dataset").field("id", &self.files.id()).finish_non_exhaustive()
+        f.debug_struct("Dataset").field("id", &self.head.files.id()).finish_non_exhaustive()
     }
 }
 
@@ -47,36 +65,128 @@ impl Dataset {
     /// EIO where the pool cannot read it.
     pub fn open(pool: &Arc<Pool>, id: u64) -> Result<Dataset> {
         let files = pool.dataset(id).map_err(|error| errno(error.into()))?;
-        Ok(Dataset { pool: Arc::clone(pool), files, locks: file::LockTable::default() })
+        let control = Arc::new(Control::new(Arc::clone(pool), id));
+        Ok(Dataset::over(pool, Volume::new(files, None, 0), Some(control)))
     }
 
-    fn inode(&self, node: &Node) -> Result<Arc<Inode>> {
-        node.arc::<Inode>().ok_or(Errno::EIO)
+    /// The same, among others of the pool that are mounted as well: their writes are collected together.
+    ///
+    /// # Errors
+    /// EIO where the pool cannot read it.
+    pub fn open_among(pool: &Arc<Pool>, id: u64, others: &Arc<Gathering>) -> Result<Dataset> {
+        let alone = Dataset::open(pool, id)?;
+        let member = others.join(&alone.head.files);
+        Ok(Dataset { member, ..alone })
     }
 
-    fn entry(&self, (inode, row): (Arc<Inode>, Row)) -> Entry {
-        Entry { attr: attr(self.files.id(), inode.number(), &row), node: Node::new(inode) }
+    /// A snapshot by itself, by its txg.
+    ///
+    /// # Errors
+    /// EIO where the pool cannot read it, or there is none.
+    pub fn snapshot(pool: &Arc<Pool>, id: u64, txg: u64) -> Result<Dataset> {
+        let txg = nacre_pool::Txg(txg);
+        let files = pool.snapshot_files(id, txg).map_err(|error| errno(error.into()))?;
+        Ok(Dataset::over(pool, Volume::new(files, Some((String::new(), txg)), volume::tree_of(txg)), None))
     }
 
-    fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<(Arc<Inode>, Row)> {
-        let parent = self.inode(parent)?;
-        let made = self.files.files().make(&parent, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view));
-        made.map_err(errno)
+    fn over(pool: &Arc<Pool>, head: Volume, control: Option<Arc<Control>>) -> Dataset {
+        let head = Arc::new(head);
+        let numbers = Numbers::new(&head, control.as_ref());
+        let member = Arc::new(Gathering::default()).join(&head.files);
+        Dataset { pool: Arc::clone(pool), head, control, numbers, member }
     }
 
-    fn open_file(&self, inode: Arc<Inode>, row: &Row, flags: OpenFlags) -> Result<Opened> {
+    /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it, that directory is read-only.
+    #[must_use]
+    pub fn with_snapshot_directory(self, directory: Box<dyn SnapshotDirectory>) -> Dataset {
+        if let Some(control) = &self.control {
+            control.carry_out(directory);
+        }
+        self
+    }
+
+    /// A snapshot is about to be destroyed: lets go of it. False where files of it are open, and not `force`.
+    pub fn forget_snapshot(&self, txg: u64, force: bool) -> bool {
+        self.control.as_ref().is_none_or(|control| control.forget(nacre_pool::Txg(txg), force))
+    }
+
+    fn place<'a>(&self, node: &'a Node) -> Result<&'a Place> {
+        node.get::<Place>().ok_or(Errno::EIO)
+    }
+
+    /// The file that a node is; EPERM for the directories above snapshots.
+    fn placed<'a>(&self, node: &'a Node) -> Result<&'a Placed> {
+        match self.place(node)? {
+            Place::File(placed) => Ok(placed),
+            Place::Control | Place::Snapshots => Err(Errno::EPERM),
+        }
+    }
+
+    fn attr_of(&self, placed: &Placed, row: &Row) -> Attr {
+        attr(self.head.files.id(), placed.volume.shown(placed.inode.number()), row)
+    }
+
+    fn entry(&self, volume: &Arc<Volume>, (inode, row): Found) -> Entry {
+        let placed = Placed { volume: Arc::clone(volume), inode };
+        Entry { attr: self.attr_of(&placed, &row), node: Node::new(Arc::new(Place::File(placed))) }
+    }
+
+    fn root_of(&self, volume: &Arc<Volume>) -> Result<Entry> {
+        let root = volume.files.files().root();
+        let row = volume.files.files().attributes(&root).map_err(errno)?;
+        Ok(self.entry(volume, (root, row)))
+    }
+
+    /// Whether a name in a directory is that of `.zfs`.
+    fn is_control(&self, parent: &Placed, name: Name<'_>) -> bool {
+        name.bytes() == control::NAME
+            && !parent.volume.is_past()
+            && self.control.is_some()
+            && self.head.files.behaviour().snapdir != Shown::Disabled
+            && parent.inode.number() == self.head.files.files().root().number()
+    }
+
+    /// The same for a name that is to be made or removed: `.zfs` stays what it is.
+    fn not_control(&self, parent: &Placed, name: Name<'_>, error: Errno) -> Result<()> {
+        if self.is_control(parent, name) { Err(error) } else { Ok(()) }
+    }
+
+    fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<(Arc<Volume>, Found)> {
+        let parent = self.placed(parent)?;
+        self.not_control(parent, name, Errno::EEXIST)?;
+        let made = parent.changeable()?.make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view));
+        let made = made.map_err(errno)?;
+        self.done()?;
+        Ok((Arc::clone(&parent.volume), made))
+    }
+
+    fn make_entry(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<Entry> {
+        self.make(caller, parent, name, new).map(|(volume, made)| self.entry(&volume, made))
+    }
+
+    fn open_file(&self, placed: &Placed, row: &Row, flags: OpenFlags) -> Result<Opened> {
         match kind_of(row) {
             Kind::File => {}
             Kind::Directory => return Err(Errno::EISDIR),
             Kind::Symlink => return Err(Errno::ELOOP),
             Kind::Block | Kind::Character | Kind::Fifo | Kind::Socket => return Err(Errno::ENXIO),
         }
+        if flags.writes() || flags.truncates() {
+            placed.changeable()?;
+        }
         if flags.truncates() && flags.writes() && row.size > 0 {
             let change = nacre_pool::files::AttributeChange { size: Some(0), ..Default::default() };
-            self.files.files().set_attributes(&inode, &change).map_err(errno)?;
+            placed.changeable()?.set_attributes(&placed.inode, &change).map_err(errno)?;
         }
-        let locks = self.locks.of(inode.number());
-        Ok(Arc::new(DatasetFile { pool: Arc::clone(&self.pool), files: Arc::clone(&self.files), inode, flags, locks }))
+        Ok(Arc::new(DatasetFile::new(&self.pool, placed, flags, &self.member)))
+    }
+
+    /// Names or attributes have changed: with `sync=always` that is durable before it is answered.
+    fn done(&self) -> Result<()> {
+        if self.head.files.behaviour().sync == SyncMode::Always {
+            self.pool.sync_names().map_err(|error| errno(error.into()))?;
+        }
+        Ok(())
     }
 
     fn commit(&self) -> Result<()> {
@@ -136,22 +246,46 @@ impl<'a> New<'a> {
 
 impl Layer for Dataset {
     fn root(&self) -> Result<Entry> {
-        let root = self.files.files().root();
-        let row = self.files.files().attributes(&root).map_err(errno)?;
-        Ok(self.entry((root, row)))
+        self.root_of(&self.head)
     }
 
     fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        let found = self.files.files().look_up(&*self.inode(parent)?, name.bytes()).map_err(errno)?;
-        Ok(self.entry(found))
+        match (self.place(parent)?, &self.control) {
+            (Place::File(parent), Some(control)) if self.is_control(parent, name) => control.entry(&self.head, &Place::Control),
+            (Place::File(parent), _) => {
+                let found = parent.files()?.look_up(&parent.inode, name.bytes()).map_err(errno)?;
+                Ok(self.entry(&parent.volume, found))
+            }
+            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => control.entry(&self.head, &Place::Snapshots),
+            (Place::Snapshots, Some(control)) => self.root_of(&control.volume(name)?),
+            _ => Err(Errno::ENOENT),
+        }
     }
 
     fn id(&self, node: &Node) -> Result<FileId> {
-        Ok(FileId { fs: self.files.id(), ino: self.inode(node)?.number(), generation: 0 })
+        let ino = match self.place(node)? {
+            Place::File(placed) => placed.volume.shown(placed.inode.number()),
+            Place::Control => volume::CONTROL,
+            Place::Snapshots => volume::SNAPSHOTS,
+        };
+        Ok(FileId { fs: self.head.files.id(), ino, generation: 0 })
     }
 
     fn path(&self, node: &Node) -> Option<Vec<u8>> {
-        self.files.files().path(&*self.inode(node).ok()?).ok()?
+        match self.place(node).ok()? {
+            Place::Control => Some(control::NAME.to_vec()),
+            Place::Snapshots => Some([control::NAME, b"/", control::SNAPSHOT].concat()),
+            Place::File(placed) => {
+                let path = placed.files().ok()?.path(&placed.inode).ok()??;
+                Some(match (&placed.volume.snapshot, &self.control) {
+                    (Some((name, _)), Some(_)) => {
+                        let above = [control::NAME, b"/", control::SNAPSHOT, b"/", name.as_bytes()].concat();
+                        if path.is_empty() { above } else { [&*above, b"/", &*path].concat() }
+                    }
+                    _ => path,
+                })
+            }
+        }
     }
 
     fn adopt(&self, _known: &Node, _fresh: &Node) {
@@ -159,43 +293,57 @@ impl Layer for Dataset {
     }
 
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
-        let inode = self.inode(node)?;
-        let row = self.files.files().attributes(&inode).map_err(errno)?;
-        Ok(attr(self.files.id(), inode.number(), &row))
+        match (self.place(node)?, &self.control) {
+            (Place::File(placed), _) => {
+                let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
+                Ok(self.attr_of(placed, &row))
+            }
+            (place, Some(control)) => control.entry(&self.head, place).map(|entry| entry.attr),
+            (_, None) => Err(Errno::EIO),
+        }
     }
 
     fn access(&self, _caller: &Caller, node: &Node, _mask: u32) -> Result<()> {
         // Whoever has imported the pool may do everything with it.
-        self.inode(node).map(drop)
+        self.place(node).map(drop)
     }
 
     fn setattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
-        let inode = self.inode(node)?;
-        xattrs::follow_change(self.files.files(), &inode, change)?;
-        let row = self.files.files().set_attributes(&inode, &change_of(change)).map_err(errno)?;
-        Ok(attr(self.files.id(), inode.number(), &row))
+        let placed = self.placed(node)?;
+        let files = placed.changeable()?;
+        xattrs::follow_change(files, &placed.inode, change)?;
+        let row = files.set_attributes(&placed.inode, &change_of(change)).map_err(errno)?;
+        self.done()?;
+        Ok(self.attr_of(placed, &row))
     }
 
     fn readlink(&self, _caller: &Caller, node: &Node) -> Result<Vec<u8>> {
-        self.files.files().read_link(&*self.inode(node)?).map_err(errno)
+        let placed = self.placed(node)?;
+        placed.files()?.read_link(&placed.inode).map_err(errno)
     }
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let above = self.placed(parent)?;
+        let opened = |(inode, row): Found| {
+            let placed = Placed { volume: Arc::clone(&above.volume), inode: Arc::clone(&inode) };
+            let file = self.open_file(&placed, &row, flags)?;
+            Ok::<_, Errno>((placed, file))
+        };
         loop {
             match self.make(caller, parent, name, &New::plain(Kind::File, mode)) {
-                Ok((inode, row)) => {
-                    let file = self.open_file(Arc::clone(&inode), &row, flags)?;
-                    return Ok((self.entry((inode, row)), file));
+                Ok((volume, made)) => {
+                    let (_, file) = opened((Arc::clone(&made.0), made.1))?;
+                    return Ok((self.entry(&volume, made), file));
                 }
-                Err(Errno::EEXIST) if !flags.exclusive() => {}
+                Err(Errno::EEXIST) if !flags.exclusive() && !self.is_control(above, name) => {}
                 Err(error) => return Err(error),
             }
             // Where the name is gone again in the meantime, it is made after all.
-            match self.files.files().look_up(&*self.inode(parent)?, name.bytes()) {
-                Ok((inode, row)) => {
-                    let file = self.open_file(Arc::clone(&inode), &row, flags)?;
-                    let row = self.files.files().attributes(&inode).map_err(errno)?;
-                    return Ok((self.entry((inode, row)), file));
+            match above.files()?.look_up(&above.inode, name.bytes()) {
+                Ok(found) => {
+                    let (placed, file) = opened(found)?;
+                    let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
+                    return Ok((self.entry(&above.volume, (placed.inode, row)), file));
                 }
                 Err(nacre_pool::files::FileError::NotFound) => {}
                 Err(error) => return Err(errno(error)),
@@ -204,17 +352,22 @@ impl Layer for Dataset {
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
-        let (parent, new) = (self.inode(parent)?, New::plain(Kind::File, mode));
+        let (parent, new) = (self.placed(parent)?, New::plain(Kind::File, mode));
         // O_TMPFILE|O_EXCL can never get a name (open(2)).
         let linkable = !flags.exclusive();
-        let made = self.files.files().make_nameless(&parent, acl::DEFAULT, linkable, &|view| new.born(caller, view));
+        let files = parent.changeable()?;
+        let made = files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view));
         let (inode, row) = made.map_err(errno)?;
-        let file = self.open_file(Arc::clone(&inode), &row, flags)?;
-        Ok((self.entry((inode, row)), file))
+        let file = self.open_file(&Placed { volume: Arc::clone(&parent.volume), inode: Arc::clone(&inode) }, &row, flags)?;
+        Ok((self.entry(&parent.volume, (inode, row)), file))
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
-        self.make(caller, parent, name, &New::plain(Kind::Directory, mode)).map(|made| self.entry(made))
+        if let (Place::Snapshots, Some(control)) = (self.place(parent)?, &self.control) {
+            control.take(name)?;
+            return self.root_of(&control.volume(name)?);
+        }
+        self.make_entry(caller, parent, name, &New::plain(Kind::Directory, mode))
     }
 
     fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
@@ -224,26 +377,43 @@ impl Layer for Dataset {
             Kind::Directory => return Err(Errno::EPERM),
             Kind::Symlink => return Err(Errno::EINVAL),
         };
-        self.make(caller, parent, name, &New { device, ..New::plain(kind, mode) }).map(|made| self.entry(made))
+        self.make_entry(caller, parent, name, &New { device, ..New::plain(kind, mode) })
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
         let new = New { target: Some(target), ..New::plain(Kind::Symlink, 0o777) };
-        self.make(caller, parent, name, &new).map(|made| self.entry(made))
+        self.make_entry(caller, parent, name, &new)
     }
 
     fn link(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
-        let inode = self.inode(node)?;
-        let row = self.files.files().link(&inode, &*self.inode(parent)?, name.bytes()).map_err(errno)?;
-        Ok(self.entry((inode, row)))
+        let (placed, parent) = (self.placed(node)?, self.placed(parent)?);
+        self.not_control(parent, name, Errno::EEXIST)?;
+        parent.changeable()?;
+        placed.beside(parent)?;
+        let row = placed.changeable()?.link(&placed.inode, &parent.inode, name.bytes()).map_err(errno)?;
+        self.done()?;
+        Ok(self.entry(&placed.volume, (Arc::clone(&placed.inode), row)))
     }
 
     fn unlink(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.files.files().unlink(&*self.inode(parent)?, name.bytes()).map_err(errno)
+        let parent = self.placed(parent)?;
+        self.not_control(parent, name, Errno::EISDIR)?;
+        let taken = self.numbers.before(parent, name.bytes());
+        parent.changeable()?.unlink(&parent.inode, name.bytes()).map_err(errno)?;
+        self.numbers.after(taken)?;
+        self.done()
     }
 
     fn rmdir(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
-        self.files.files().remove_directory(&*self.inode(parent)?, name.bytes()).map_err(errno)
+        if let (Place::Snapshots, Some(control)) = (self.place(parent)?, &self.control) {
+            return control.destroy(name);
+        }
+        let parent = self.placed(parent)?;
+        self.not_control(parent, name, Errno::EPERM)?;
+        let taken = self.numbers.before(parent, name.bytes());
+        parent.changeable()?.remove_directory(&parent.inode, name.bytes()).map_err(errno)?;
+        self.numbers.after(taken)?;
+        self.done()
     }
 
     fn rename(
@@ -261,36 +431,38 @@ impl Layer for Dataset {
             RenameFlags::EXCHANGE => MayReplace::Exchange,
             _ => return Err(Errno::EINVAL),
         };
-        let (from, to) = (self.inode(parent)?, self.inode(new_parent)?);
-        self.files.files().rename((&from, name.bytes()), (&to, new_name.bytes()), replace).map_err(errno)
+        if let (Place::Snapshots, Place::Snapshots, Some(control)) = (self.place(parent)?, self.place(new_parent)?, &self.control) {
+            return if replace == MayReplace::Exchange { Err(Errno::EINVAL) } else { control.rename(name, new_name) };
+        }
+        let (from, to) = (self.placed(parent)?, self.placed(new_parent)?);
+        self.not_control(from, name, Errno::EPERM)?;
+        self.not_control(to, new_name, Errno::EPERM)?;
+        to.changeable()?;
+        from.beside(to)?;
+        let taken = self.numbers.before(to, new_name.bytes());
+        from.changeable()?.rename((&from.inode, name.bytes()), (&to.inode, new_name.bytes()), replace).map_err(errno)?;
+        self.numbers.after(taken)?;
+        self.done()
     }
 
     fn open(&self, _caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
-        let inode = self.inode(node)?;
-        let row = self.files.files().attributes(&inode).map_err(errno)?;
-        self.open_file(inode, &row, flags)
+        let placed = self.placed(node)?;
+        let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
+        self.open_file(placed, &row, flags)
     }
 
     fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        /// Entries taken at once.
-        const BATCH: usize = 512;
-        let inode = self.inode(node)?;
-        if from == 0 {
-            self.files.files().touch(&inode).map_err(errno)?;
-        }
-        let mut from = from;
-        loop {
-            let batch = self.files.files().list(&inode, from, attributes, BATCH).map_err(errno)?;
-            let Some(last) = batch.last().map(|entry| entry.sequence) else { return Ok(()) };
-            for listed in batch {
-                let name = Name::new(&listed.name)?;
-                let kind = Some(translate::kind_of_type(listed.file_type));
-                let entry = listed.file.map(|file| self.entry(file));
-                if !sink.push(DirEntry { name, ino: listed.number, kind, next: listed.sequence, entry }) {
-                    return Ok(());
-                }
+        match (self.place(node)?, &self.control) {
+            (Place::File(placed), Some(control)) if from == 0 && placed.inode.number() == self.head.files.files().root().number() => {
+                // Positions of names begin above this one.
+                let visible = !placed.volume.is_past() && self.head.files.behaviour().snapdir == Shown::Visible;
+                let told = !visible || control.list_itself(&self.head, attributes, sink)?;
+                if told { self.list(placed, from, attributes, sink) } else { Ok(()) }
             }
-            from = last;
+            (Place::File(placed), _) => self.list(placed, from, attributes, sink),
+            (Place::Control, Some(control)) => control.list(&self.head, from, attributes, sink),
+            (Place::Snapshots, Some(control)) => control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink),
+            (_, None) => Err(Errno::EIO),
         }
     }
 
@@ -302,13 +474,14 @@ impl Layer for Dataset {
         const BLOCK: u64 = 4096;
         /// Every inode takes room in trees: what is free in bytes bounds the number. What one takes at least, bytes.
         const INODE: u64 = 64;
-        let (_, usage, available) = self.pool.space(self.files.id()).map_err(|error| errno(error.into()))?;
-        let objects = self.files.files().objects();
-        let free = available / BLOCK;
+        let files = &self.head.files;
+        let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
+        let (available, objects) = (files.files().room(), files.files().objects());
+        let free = if self.head.is_past() { 0 } else { available / BLOCK };
         Ok(StatFs {
             block: BLOCK as u32,
             fragment: BLOCK as u32,
-            blocks: usage.referenced / BLOCK + free,
+            blocks: referenced.div_ceil(BLOCK) + free,
             free,
             available: free,
             files: objects + available / INODE,
@@ -322,27 +495,42 @@ impl Layer for Dataset {
     }
 
     fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-        xattrs::get(self.files.files(), &*self.inode(node)?, name, buffer)
+        match self.place(node)? {
+            Place::File(placed) => xattrs::get(placed.files()?, &placed.inode, name, buffer),
+            Place::Control | Place::Snapshots => Err(Errno::ENODATA),
+        }
     }
 
     fn listxattr(&self, _caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
-        xattrs::list(self.files.files(), &*self.inode(node)?, buffer)
+        match self.place(node)? {
+            Place::File(placed) => xattrs::list(placed.files()?, &placed.inode, buffer),
+            Place::Control | Place::Snapshots => Ok(0),
+        }
     }
 
     fn setxattr(&self, _caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
-        xattrs::set(self.files.files(), &self.inode(node)?, name, value, flags)
+        let placed = self.placed(node)?;
+        xattrs::set(placed.changeable()?, &placed.inode, name, value, flags)?;
+        self.done()
     }
 
     fn removexattr(&self, _caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
-        xattrs::remove(self.files.files(), &self.inode(node)?, name)
+        let placed = self.placed(node)?;
+        xattrs::remove(placed.changeable()?, &placed.inode, name)?;
+        self.done()
     }
 
     fn ioctl(&self, _caller: &Caller, _node: &Node, _request: Ioctl<'_>, _output: &mut [u8]) -> Result<(i32, usize)> {
         Err(Errno::ENOTTY)
     }
 
-    fn coherence(&self, _scope: Scope<'_>) -> Coherence {
-        Coherence::Exclusive
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        // Snapshots come and go by commands.
+        let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
+        match self.place(node) {
+            Ok(Place::Control | Place::Snapshots) => Coherence::Shared,
+            _ => Coherence::Exclusive,
+        }
     }
 
     fn watch(&self, _channel: Sender<Invalidation>) {
@@ -357,11 +545,42 @@ impl Layer for Dataset {
         false
     }
 
-    fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        false
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        Some(&self.numbers)
+    }
+
+    fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
+        !self.head.is_past() && self.member.collect(door)
     }
 
     fn describe(&self) -> Description {
-        Description::new("dataset").with("number", self.files.id().to_string())
+        Description::new("dataset").with("number", self.head.files.id().to_string())
+    }
+}
+
+impl Dataset {
+    /// Lists the names of a directory, in the order in which they were made.
+    fn list(&self, placed: &Placed, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        /// Entries taken at once.
+        const BATCH: usize = 512;
+        let files = placed.files()?;
+        if from == 0 && !placed.volume.is_past() {
+            files.touch(&placed.inode).map_err(errno)?;
+        }
+        let mut from = from;
+        loop {
+            let batch = files.list(&placed.inode, from, attributes, BATCH).map_err(errno)?;
+            let Some(last) = batch.last().map(|entry| entry.sequence) else { return Ok(()) };
+            for listed in batch {
+                let name = Name::new(&listed.name)?;
+                let kind = Some(translate::kind_of_type(listed.file_type));
+                let entry = listed.file.map(|file| self.entry(&placed.volume, file));
+                let ino = placed.volume.shown(listed.number);
+                if !sink.push(DirEntry { name, ino, kind, next: listed.sequence, entry }) {
+                    return Ok(());
+                }
+            }
+            from = last;
+        }
     }
 }

@@ -406,6 +406,10 @@ impl Layer for Host {
         self.shared.resolves_links()
     }
 
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
     fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
         // Nothing here has to see each write, so the kernel does better: it writes to the files itself.
         false

@@ -387,6 +387,10 @@ impl Layer for Mem {
         false
     }
 
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
     fn collect(&self, _: &Arc<dyn nacre_vfs::Collector>) -> bool {
         false
     }

@@ -234,6 +234,10 @@ impl Layer for Trace {
         self.below.judges_callers()
     }
 
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        self.below.numbered()
+    }
+
     fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
         self.below.collect(door)
     }

@@ -136,7 +136,7 @@ impl Layer for Without {
 
     nacre_vfs::forward_layer! {
         root id path adopt getattr access setattr readlink tmpfile open fsyncdir getxattr setxattr listxattr removexattr has_acls statfs syncfs
-        ioctl coherence watch judges_callers collect
+        ioctl coherence watch judges_callers numbered collect
     }
 }
 

@@ -106,6 +106,8 @@ pub struct Counters {
 pub struct Cache {
     entries: Store<u64, Entry, Weight, Spread, DefaultLifecycle<u64, Entry>>,
     stripes: [Stripe; 8],
+    /// Nodes that were not there, in one place: it is written seldom and read often.
+    misses: AtomicU64,
 }
 
 impl std::fmt::Debug for Cache {
@@ -136,7 +138,12 @@ impl Cache {
             // All three numbers are given, which is all that the builder checks; the plain constructor takes the same ones.
             Err(_) => Store::with(items, limit, Weight, Spread::default(), DefaultLifecycle::default()),
         };
-        Self { entries, stripes: Default::default() }
+        Self { entries, stripes: Default::default(), misses: AtomicU64::new(0) }
+    }
+
+    /// How many nodes were not there so far.
+    pub(crate) fn misses(&self) -> u64 {
+        self.misses.load(Ordering::Relaxed)
     }
 
     /// Changes the limit; what is too much goes at once.
@@ -217,6 +224,7 @@ impl Cache {
             Some(Entry::Data(_)) => return Err(wrong_kind(pointer)),
             None => {
                 stripe.node_misses.fetch_add(1, Ordering::Relaxed);
+                self.misses.fetch_add(1, Ordering::Relaxed);
                 match self.entries.get_or_insert_with(&name(pointer), || read_node(frames, pointer).map(Entry::Node))? {
                     Entry::Node(node) => node,
                     Entry::Data(_) => return Err(wrong_kind(pointer)),

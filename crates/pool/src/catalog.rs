@@ -15,6 +15,8 @@
 //!  0x18  clone       dataset, txg, clone's dataset     nothing
 //!  0x19  history     number                            HistoryRow
 //!  0x1a  doomed      dataset                           what is left of a dataset that is being destroyed
+//!  0x1b  received    dataset, name                     source, value of a property that was received
+//!  0x1c  shared      segment and index of a frame      how many rows name it beside the first
 //!  0x30  ...         deadlists                         see `deadlist`
 //! ```
 //!

@@ -43,7 +43,7 @@ const CHUNK_BYTES: usize = 6144;
 const SMALL_CHUNK: u64 = 256;
 
 /// The longest encoded entry, bytes.
-const ENTRY_BYTES: usize = 5 + 5 + 10 + 10;
+const ENTRY_BYTES: usize = 5 + 5 + 10 + 5 + 10;
 
 /// What is shown a row, key and value, and says whether it wants the next.
 pub type RowVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> Result<bool, PoolError> + 'a;
@@ -88,9 +88,11 @@ pub struct Dead {
     pub index: u32,
     /// As [`Pointer::charged`], bytes.
     pub charged: u64,
-    /// As [`Pointer::birth`].
+    /// As [`Pointer::logical`], bytes.
+    pub logical: u32,
+    /// Since when the row named it: [`Pointer::birth`], or later where the row shares it with another that has it from birth.
     pub birth: Txg,
-    /// Other records may name the frame: what is freed is one reference.
+    /// The row had it from another: the frame is freed with the last of them.
     pub shared: bool,
 }
 
@@ -98,22 +100,32 @@ impl Dead {
     /// The frame of a pointer.
     #[must_use]
     pub fn of(pointer: &Pointer, shared: bool) -> Self {
-        Self { segment: pointer.segment, index: pointer.index, charged: pointer.charged(), birth: pointer.birth, shared }
+        Self {
+            segment: pointer.segment,
+            index: pointer.index,
+            charged: pointer.charged(),
+            logical: pointer.logical,
+            birth: pointer.birth,
+            shared,
+        }
     }
 
     fn encode(&self, to: &mut Writer) {
         to.varint(self.segment.into());
         to.varint(self.index.into());
         to.varint((self.charged / u64::from(Pointer::UNIT)) << 1 | u64::from(self.shared));
+        to.varint(self.logical.into());
         to.varint(self.birth.0);
     }
 
     fn decode(from: &mut Reader<'_>) -> Result<Self, PoolError> {
         let mut small = || u32::try_from(from.varint()?).map_err(|_| damaged("a number of more than 32 bits"));
         let (segment, index) = (small()?, small()?);
-        let (units, birth) = (from.varint()?, Txg(from.varint()?));
+        let units = from.varint()?;
+        let logical = u32::try_from(from.varint()?).map_err(|_| damaged("a number of more than 32 bits"))?;
+        let birth = Txg(from.varint()?);
         let charged = (units >> 1).checked_mul(Pointer::UNIT.into()).ok_or_else(|| damaged("the length of a dead frame"))?;
-        Ok(Self { segment, index, charged, birth, shared: units & 1 != 0 })
+        Ok(Self { segment, index, charged, logical, birth, shared: units & 1 != 0 })
     }
 }
 
@@ -153,31 +165,38 @@ impl Births {
 pub struct Totals {
     /// Sum of the charged bytes.
     pub bytes: u64,
+    /// Sum of the bytes before packing.
+    pub logical: u64,
     /// How many frames.
     pub entries: u64,
 }
 
 impl Totals {
     fn plus(self, other: Self) -> Result<Self, PoolError> {
-        let (bytes, entries) = (self.bytes.checked_add(other.bytes), self.entries.checked_add(other.entries));
-        bytes.zip(entries).map(|(bytes, entries)| Self { bytes, entries }).ok_or_else(|| damaged("the totals of a deadlist"))
+        self.joined(other, u64::checked_add)
     }
 
     fn minus(self, other: Self) -> Result<Self, PoolError> {
-        let (bytes, entries) = (self.bytes.checked_sub(other.bytes), self.entries.checked_sub(other.entries));
-        bytes.zip(entries).map(|(bytes, entries)| Self { bytes, entries }).ok_or_else(|| damaged("the totals of a deadlist"))
+        self.joined(other, u64::checked_sub)
+    }
+
+    fn joined(self, other: Self, join: impl Fn(u64, u64) -> Option<u64>) -> Result<Self, PoolError> {
+        let join = |a, b| join(a, b).ok_or_else(|| damaged("the totals of a deadlist"));
+        let (bytes, logical) = (join(self.bytes, other.bytes)?, join(self.logical, other.logical)?);
+        Ok(Self { bytes, logical, entries: join(self.entries, other.entries)? })
     }
 
     fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
         to.varint(self.bytes);
+        to.varint(self.logical);
         to.varint(self.entries);
         to.finish()
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(bytes);
-        let totals = Self { bytes: from.varint()?, entries: from.varint()? };
+        let totals = Self { bytes: from.varint()?, logical: from.varint()?, entries: from.varint()? };
         if from.is_empty() { Ok(totals) } else { Err(damaged("bytes after the totals of a deadlist")) }
     }
 }
@@ -321,7 +340,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
                 open = None;
             }
             entry.encode(&mut content);
-            added = added.plus(Totals { bytes: entry.charged, entries: 1 })?;
+            added = added.plus(Totals { bytes: entry.charged, logical: entry.logical.into(), entries: 1 })?;
         }
         if added.entries > 0 {
             self.store_part(list, after, &mut open, content, added)?;
@@ -451,7 +470,8 @@ impl Bucket {
 
     fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let mut from = Reader::new(bytes);
-        let bucket = Self { totals: Totals { bytes: from.varint()?, entries: from.varint()? }, last: from.varint()? };
+        let totals = Totals { bytes: from.varint()?, logical: from.varint()?, entries: from.varint()? };
+        let bucket = Self { totals, last: from.varint()? };
         if from.is_empty() { Ok(bucket) } else { Err(damaged("bytes after the end of a bucket")) }
     }
 }

@@ -54,6 +54,11 @@ pub trait Device: Send + Sync {
 
     /// Tells that a range will be read soon.
     fn expect(&self, offset: u64, length: u64);
+
+    /// Tells that a range was written that will be synced: it may go to the medium now, so that the sync has little left to do.
+    fn begin_sync(&self, offset: u64, length: u64) {
+        let _ = (offset, length);
+    }
 }
 
 /// Wraps a device's error with the device's name.

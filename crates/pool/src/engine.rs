@@ -15,31 +15,54 @@
 //! - After a commit that failed nothing further is accepted: the pool is suspended, and what is durable is the state of the last commit.
 
 mod administration;
+mod admission;
+pub mod changes;
+mod check;
 mod commit;
+mod committer;
 mod dataset;
+mod doomed;
 mod logging;
+mod look;
+mod owners;
+mod past;
+mod properties;
+mod sharing;
 mod storage;
 #[cfg(test)]
 mod tests;
+mod tree_table;
+mod whole;
 
 pub use administration::NewDataset;
-pub use dataset::{Dataset, TreeTable};
+pub use check::Seen;
+pub use committer::{Committer, Pace};
+pub use dataset::Dataset;
+pub use look::{Look, SnapshotLook};
+pub use owners::OwnerUsed;
+pub use properties::{Edit, Setting};
+pub use tree_table::TreeTable;
+pub use whole::FilePath;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{MappedMutexGuard, Mutex, RwLock};
+
+use admission::Desk;
 
 use crate::cache::Cache;
 use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
-use crate::files::{Clock, Gate, Storing};
+use crate::files::{Clock, Gate, Storing, Throttle};
 use crate::frames::{Frames, NewFrame, Packing};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
-use crate::space::{Forest, Limits};
+use crate::properties::{Level, effective::limits};
+use crate::space::{Forest, Limits, Purpose};
 
 /// The store as the engine sees it.
 pub trait Storage: Frames {
@@ -57,6 +80,43 @@ pub trait Storage: Frames {
 
     /// What frames may take in all, bytes: slop included, what the store itself needs left out.
     fn size(&self) -> u64;
+
+    /// What may be written for this now, bytes: what of the slop it may not use is left out.
+    fn room(&self, purpose: Purpose) -> u64 {
+        let _ = purpose;
+        u64::MAX
+    }
+
+    /// The longest record that makes sense here, bytes.
+    fn largest_frame(&self) -> u64 {
+        16 << 20
+    }
+
+    /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots back to their devices.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn tend(&self, budget: u64) -> Result<Work, PoolError> {
+        let _ = budget;
+        Ok(Work::None)
+    }
+}
+
+/// Whether there is more to do at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing for now.
+    None,
+    /// More.
+    More,
+}
+
+impl Work {
+    /// More, where one of both is.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        if self == Self::More { self } else { other }
+    }
 }
 
 /// Random numbers, for what must not be guessed or must be unique.
@@ -107,8 +167,14 @@ pub struct Pool {
     clock: Clock,
     entropy: Entropy,
     admin: Mutex<Admin>,
+    desk: Arc<Desk>,
     datasets: RwLock<HashMap<u64, Arc<Dataset>>>,
     log: OnceLock<Arc<logging::PoolLog>>,
+    throttle: Arc<Throttle>,
+    /// The last txg that is durable.
+    committed: AtomicU64,
+    /// Something that was destroyed is being freed still.
+    freeing: AtomicBool,
 }
 
 impl fmt::Debug for Pool {
@@ -121,9 +187,18 @@ impl fmt::Debug for Pool {
 #[derive(Debug)]
 struct Admin {
     catalog: Catalog,
-    forest: Forest,
+    desk: Arc<Desk>,
+    /// Some frames may be named by several rows.
+    sharing: bool,
     /// Why nothing is accepted any more.
     failed: Option<PoolError>,
+}
+
+impl Admin {
+    /// The accounts. Held for a moment only: every write asks for them.
+    fn forest(&self) -> MappedMutexGuard<'_, Forest> {
+        self.desk.forest()
+    }
 }
 
 /// Frames through the cache.
@@ -143,6 +218,10 @@ impl Frames for CachedFrames {
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
         self.storage.write(frame)
+    }
+
+    fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<(), PoolError> {
+        self.storage.write_all(frames, written)
     }
 }
 
@@ -180,7 +259,10 @@ impl Pool {
         let pool = Self::over(ground, Txg(durable.txg.0 + 1), Some(durable.catalog));
         {
             let mut admin = pool.admin.lock();
-            admin.forest = pool.forest_of(&admin.catalog)?;
+            let forest = pool.forest_of(&admin.catalog)?;
+            *admin.forest() = forest;
+            admin.count_shared()?;
+            pool.desk.measure();
         }
         if let Some(area) = area {
             pool.replay_log(area, guid, durable)?;
@@ -195,8 +277,10 @@ impl Pool {
         let content: Arc<dyn Frames> = Arc::new(CachedFrames { storage: Arc::clone(&storage), cache: Arc::clone(&cache) });
         let catalog = Catalog::open(Arc::clone(&frames), Arc::clone(&cache), root, open);
         let forest = Forest::new(0, storage.size(), crate::space::Usage::default(), Limits::default());
+        let desk = Arc::new(Desk::new(Arc::clone(&storage), forest));
         Self {
-            admin: Mutex::new(Admin { catalog, forest, failed: None }),
+            admin: Mutex::new(Admin { catalog, desk: Arc::clone(&desk), sharing: false, failed: None }),
+            desk,
             frames,
             content,
             cache,
@@ -206,18 +290,22 @@ impl Pool {
             storage,
             datasets: RwLock::default(),
             log: OnceLock::new(),
+            throttle: Arc::default(),
+            committed: AtomicU64::new(open.0.saturating_sub(1)),
+            freeing: AtomicBool::new(true),
         }
     }
 
     /// The tree of datasets with their figures, from the catalog: parents before children.
     fn forest_of(&self, catalog: &Catalog) -> Result<Forest, PoolError> {
         let root = catalog.head()?.root;
+        let limits = |id| catalog.properties(id).and_then(|rows| limits(&Level { name: "", rows: &rows }));
         let usage = catalog.dataset(root)?.usage;
-        let mut forest = Forest::new(root, self.storage.size(), usage, Limits::default());
+        let mut forest = Forest::new(root, self.storage.size(), usage, limits(root)?);
         let mut waiting = catalog.children(root)?;
         while let Some(id) = waiting.pop() {
             let row = catalog.dataset(id)?;
-            forest.add(id, row.parent, row.usage, Limits::default())?;
+            forest.add(id, row.parent, row.usage, limits(id)?)?;
             waiting.extend(catalog.children(id)?);
         }
         for (id, _) in catalog.datasets()? {
@@ -250,6 +338,7 @@ impl Pool {
         }
         let row = admin.catalog.dataset(id)?;
         let dataset = Arc::new(Dataset::open(self, id, row.root)?);
+        dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
         self.datasets.write().insert(id, Arc::clone(&dataset));
         Ok((dataset, true))
     }
@@ -263,7 +352,7 @@ impl Pool {
         find(&admin.catalog, name)
     }
 
-    /// How content of a dataset is stored: its properties.
+    /// How content of a dataset is stored as long as its properties are not known.
     fn storing(&self) -> Storing {
         Storing { record_shift: 17, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 }
     }

@@ -7,6 +7,8 @@ use std::io;
 use std::sync::Arc;
 
 use crate::pointer::{Pointer, Txg};
+use crate::properties::PropertyError;
+use crate::space::LimitRefusal;
 
 /// How a frame, a label or a table on a device is not what was written there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,27 @@ pub enum PoolError {
     Format(Damage),
     /// No room that the caller may use is left.
     NoSpace,
+    /// A quota is in the way: of the dataset with this number, an ancestor or the one that was asked.
+    Quota {
+        /// The dataset whose quota it is.
+        dataset: u64,
+    },
+    /// A limit of the number of file systems or snapshots is in the way.
+    CountLimit {
+        /// What there are too many of: "filesystem", "snapshot".
+        what: &'static str,
+        /// The dataset whose limit it is.
+        dataset: u64,
+    },
+    /// A property or its value is not accepted.
+    Property(PropertyError),
+    /// A limit that was to be set is not accepted.
+    Limit {
+        /// The property.
+        name: String,
+        /// Why.
+        why: LimitRefusal,
+    },
     /// A failed write has stopped the pool at this txg: what was promised durable is, nothing further is accepted.
     Suspended {
         /// The last durable txg.
@@ -73,6 +96,10 @@ impl fmt::Display for PoolError {
             Self::Frame { pointer, damage } => write!(f, "frame {pointer}: {damage}"),
             Self::Format(damage) => damage.fmt(f),
             Self::NoSpace => f.write_str("the pool is full"),
+            Self::Quota { .. } => f.write_str("disk quota exceeded"),
+            Self::CountLimit { what, .. } => write!(f, "{what} limit exceeded"),
+            Self::Property(error) => error.fmt(f),
+            Self::Limit { why, .. } => why.fmt(f),
             Self::Suspended { durable, reason } => write!(f, "the pool is suspended after txg {durable}: {reason}"),
             Self::Refused(why) => f.write_str(why),
         }
@@ -80,3 +107,9 @@ impl fmt::Display for PoolError {
 }
 
 impl std::error::Error for PoolError {}
+
+impl From<PropertyError> for PoolError {
+    fn from(error: PropertyError) -> Self {
+        Self::Property(error)
+    }
+}

@@ -10,31 +10,42 @@
 //!   in the table supports, so that what is logged of it never shows content that is not there.
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the frozen tree is the state of one moment.
 
+mod admission;
 mod content;
 mod durable;
 mod inodes;
 mod listing;
 mod names;
 mod orphans;
+pub(crate) mod patches;
+mod sharing;
+mod stopping;
 mod table;
 #[cfg(test)]
 mod tests;
+mod throttle;
 mod xattrs;
 
+pub use admission::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durable;
 pub use inodes::{AttributeChange, Inode, TimeChange};
-pub use listing::Listed;
+pub use listing::{Listed, Seen};
 pub use names::{MayReplace, NewInode, ParentView};
-pub use table::{Batch, RowChange, Table};
+pub use orphans::Swept;
+pub use sharing::Range;
+pub use stopping::Stopped;
+pub use table::{Absent, Batch, RowChange, Table};
+pub use throttle::{Share, Throttle, Woken};
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::frames::{Frames, NewFrame, Packing};
 use crate::log::{Change, Ticket};
@@ -72,6 +83,10 @@ pub enum FileError {
     Range,
     /// The dataset is a snapshot or read-only.
     ReadOnly,
+    /// A quota is in the way.
+    Quota,
+    /// The quota of a user or group is in the way; told as [`Self::Quota`].
+    OwnerQuota,
     /// The engine's reason.
     Pool(PoolError),
 }
@@ -99,6 +114,7 @@ impl fmt::Display for FileError {
             Self::AttributeExists => "the attribute exists",
             Self::Range => "the buffer is too small",
             Self::ReadOnly => "read-only",
+            Self::Quota | Self::OwnerQuota => "disk quota exceeded",
             Self::Pool(error) => return error.fmt(f),
         })
     }
@@ -161,6 +177,23 @@ pub struct Storing {
     pub checksum: ChecksumKind,
 }
 
+/// How much was stored, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// As it is charged.
+    pub charged: u64,
+    /// Before packing.
+    pub logical: u64,
+}
+
+impl Stored {
+    /// This and more.
+    #[must_use]
+    pub fn and(self, charged: u64, logical: u64) -> Self {
+        Self { charged: self.charged + charged, logical: self.logical + logical }
+    }
+}
+
 /// The clock that files get their times from.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
@@ -179,10 +212,21 @@ pub struct Files<T> {
     numbers: Numbers,
     known: Arc<inodes::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
-    buffered: AtomicU64,
+    throttle: Arc<Throttle>,
+    buffered: Share,
     uses: Mutex<UseChanges>,
-    freed: Mutex<Vec<Pointer>>,
+    /// What of each owner's waits in memory, worst case. Bytes.
+    waiting: Mutex<HashMap<(OwnerKind, u32), u64>>,
+    rules: RwLock<Rules>,
+    admission: Arc<dyn Admission>,
+    stop: stopping::Stop,
+    /// What comes was done before: the log is being replayed.
+    replaying: AtomicBool,
+    freed: Mutex<Vec<Dead>>,
+    /// Frames that rows of the open txg have come to share.
+    shared: Mutex<Vec<Pointer>>,
     written: AtomicU64,
+    written_logical: AtomicU64,
     recorder: OnceLock<Arc<dyn Recorder>>,
 }
 
@@ -222,6 +266,10 @@ pub struct Ground {
     pub clock: Clock,
     /// How content is stored.
     pub storing: Storing,
+    /// What counts what is held in memory.
+    pub throttle: Arc<Throttle>,
+    /// Who knows all limits.
+    pub admission: Arc<dyn Admission>,
 }
 
 impl fmt::Debug for Ground {
@@ -229,6 +277,9 @@ impl fmt::Debug for Ground {
         f.debug_struct("Ground").field("dataset", &self.dataset).field("storing", &self.storing).finish_non_exhaustive()
     }
 }
+
+/// No way down a tree is longer.
+const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
     /// An empty file system in an empty table: a root directory that belongs to 0:0 with mode 755.
@@ -261,7 +312,7 @@ impl<T: Table> Files<T> {
     }
 
     fn over(ground: Ground, table: T, head: Head) -> Self {
-        let Ground { dataset, gate, frames, clock, storing } = ground;
+        let Ground { dataset, gate, frames, clock, storing, throttle, admission } = ground;
         Self {
             dataset,
             gate,
@@ -273,10 +324,18 @@ impl<T: Table> Files<T> {
             numbers: Numbers { seed: head.seed, root: head.root, next: AtomicU64::new(head.next), objects: AtomicU64::new(head.objects) },
             known: Arc::default(),
             dirty: Mutex::default(),
-            buffered: AtomicU64::new(0),
+            buffered: Share::new(Arc::clone(&throttle)),
+            throttle,
             uses: Mutex::default(),
+            waiting: Mutex::default(),
+            rules: RwLock::default(),
+            admission,
+            replaying: AtomicBool::new(false),
+            stop: stopping::Stop::default(),
             freed: Mutex::default(),
+            shared: Mutex::default(),
             written: AtomicU64::new(0),
+            written_logical: AtomicU64::new(0),
             recorder: OnceLock::new(),
         }
     }
@@ -296,7 +355,7 @@ impl<T: Table> Files<T> {
     /// Content that is held in memory until the next flush, bytes.
     #[must_use]
     pub fn buffered(&self) -> u64 {
-        self.buffered.load(Ordering::Relaxed)
+        self.buffered.bytes()
     }
 
     /// Changes how new content is stored.
@@ -309,21 +368,55 @@ impl<T: Table> Files<T> {
         look(&mut self.table.write())
     }
 
+    /// Runs `look` with the table, for whoever only reads.
+    pub fn look_at_table<R>(&self, look: impl FnOnce(&T) -> R) -> R {
+        look(&self.table.read())
+    }
+
+    /// Whether memory holds anything that the table does not have yet.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        !self.dirty.lock().is_empty() || !self.uses.lock().is_empty() || self.known.has_let_go()
+    }
+
     /// The content frames that the open txg has freed so far; the commit takes them and applies the free rule.
-    pub fn take_freed(&self) -> Vec<Pointer> {
+    pub fn take_freed(&self) -> Vec<Dead> {
         std::mem::take(&mut *self.freed.lock())
     }
 
     /// What the content frames of the open txg are charged so far, bytes; the commit takes it.
-    pub fn take_written(&self) -> u64 {
-        self.written.swap(0, Ordering::Relaxed)
+    pub fn take_written(&self) -> Stored {
+        Stored { charged: self.written.swap(0, Ordering::Relaxed), logical: self.written_logical.swap(0, Ordering::Relaxed) }
     }
 
     /// Writes a frame and counts it.
     fn write_frame(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
         let pointer = self.frames.write(frame)?;
-        self.written.fetch_add(pointer.charged(), Ordering::Relaxed);
+        self.count_written(&pointer);
         Ok(pointer)
+    }
+
+    fn count_written(&self, pointer: &Pointer) {
+        self.written.fetch_add(pointer.charged(), Ordering::Relaxed);
+        self.written_logical.fetch_add(pointer.logical.into(), Ordering::Relaxed);
+    }
+
+    /// Begins an operation: waits while too much is held in memory, then holds the open txg open. Not under any lock.
+    fn enter(&self) -> Result<Entered<'_>> {
+        self.throttle.admit()?;
+        Ok(self.enter_now())
+    }
+
+    /// Holds the open txg open, however much is held in memory. Not under any lock.
+    fn enter_now(&self) -> Entered<'_> {
+        loop {
+            let entered = self.gate.enter();
+            if !self.stop.is_on() {
+                return entered;
+            }
+            drop(entered);
+            self.stop.wait();
+        }
     }
 
     /// A number for a new inode or a new entry. Never given twice.
@@ -357,11 +450,33 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
+    /// Has the way to a row in memory, as far as that is known, so that nobody waits for a device under the table's lock. Not under that lock.
+    fn warm(&self, key: &[u8]) -> Result<()> {
+        // What a small cache does not keep is read under the lock after all.
+        for _ in 0..WARMED_MOST {
+            let absent = self.table.read().absent(key)?;
+            match absent {
+                None => break,
+                Some(read) => read()?,
+            }
+        }
+        Ok(())
+    }
+
     /// Applies what an operation changes.
     fn apply(&self, txg: Txg, batch: &Batch) -> Result<()> {
         if batch.is_empty() {
             return Ok(());
         }
-        Ok(self.table.write().change(txg, batch)?)
+        batch.changes().iter().try_for_each(|change| self.warm(&change.key))?;
+        let mut table = self.table.write();
+        let before = table.dirty_bytes();
+        let changed = table.change(txg, batch);
+        let grown = table.dirty_bytes().saturating_sub(before);
+        drop(table);
+        if grown > 0 {
+            self.admission.dirtied(self.dataset, txg, grown);
+        }
+        Ok(changed?)
     }
 }

@@ -76,4 +76,16 @@ pub trait Frames: Send + Sync {
     /// # Errors
     /// [`PoolError::NoSpace`], [`PoolError::Device`], [`PoolError::Suspended`].
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError>;
+
+    /// Writes several frames, one behind the other; packs them by several threads where that pays. `written` gets the pointers of those that were
+    /// written, in their order: all of them, or those before the one that failed.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<(), PoolError> {
+        frames.iter().try_for_each(|frame| {
+            written.push(self.write(frame)?);
+            Ok(())
+        })
+    }
 }

@@ -12,7 +12,7 @@ mod root;
 #[cfg(test)]
 mod tests;
 
-pub use identity::{Identity, Member, PoolState};
+pub use identity::{Identity, Member, PoolState, VERSION};
 pub use root::{LogStart, Place, Root, TableSegment, UPPER_LIMIT};
 pub(crate) use root::{read_places, small, write_places};
 
@@ -125,16 +125,14 @@ pub fn roots(device: &dyn Device, pool: u64) -> Result<Vec<Root>, PoolError> {
     }
 }
 
-/// Makes the root records of these generations invalid, durably: what a rewind gives up.
+/// Makes a device one that belongs to no pool, durably: identities and root records of all four labels are zeroed.
 ///
 /// # Errors
 /// [`PoolError::Device`].
-pub fn erase_roots(device: &dyn Device, generations: &[u64]) -> Result<(), PoolError> {
+pub fn clear(device: &dyn Device) -> Result<(), PoolError> {
+    let zeros = vec![0; (LENGTH - IDENTITY_AT) as usize];
     for place in places(device.length()) {
-        for generation in generations {
-            let zeros = vec![0; root::LENGTH];
-            device.write_at(&zeros, place + ring_at(*generation)).map_err(|error| failed(device, "writing the label of", error))?;
-        }
+        device.write_at(&zeros, place + IDENTITY_AT).map_err(|error| failed(device, "writing the label of", error))?;
     }
     device.sync().map_err(|error| failed(device, "syncing", error))
 }

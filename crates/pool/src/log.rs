@@ -12,6 +12,7 @@
 //! record of a txg that is not committed is missing: where the buffer overflows, a flush asks for a commit until that has happened.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -22,7 +23,7 @@ pub mod record;
 pub mod ring;
 
 pub use record::{Change, Record};
-pub use ring::{Area, Replayed, Ring, Start};
+pub use ring::{Area, Replayed, Ring, Start, newest_sequence};
 
 /// How many bytes of records one flush may write; what is larger is cheaper as a commit.
 pub const FLUSH_MOST: usize = 4 << 20;
@@ -77,6 +78,7 @@ pub struct Log<A: Area> {
     state: Mutex<State>,
     done: Condvar,
     ring: Mutex<Ring<A>>,
+    half_full: AtomicBool,
 }
 
 impl<A: Area> Log<A> {
@@ -93,7 +95,7 @@ impl<A: Area> Log<A> {
             writing: false,
             failed: None,
         };
-        Self { state: Mutex::new(state), done: Condvar::new(), ring: Mutex::new(ring) }
+        Self { state: Mutex::new(state), done: Condvar::new(), ring: Mutex::new(ring), half_full: AtomicBool::new(false) }
     }
 
     /// Notes an operation. It is in memory only until a flush or a commit. The caller holds the txg open meanwhile, so that records come in the order
@@ -165,6 +167,7 @@ impl<A: Area> Log<A> {
         drop(state);
         let payload: Vec<u8> = batches.iter().flat_map(|batch| batch.records.iter().copied()).collect();
         let written = self.ring.lock().append(txg, &payload);
+        self.note_used();
         let mut state = self.state.lock();
         state.writing = false;
         self.done.notify_all();
@@ -189,6 +192,7 @@ impl<A: Area> Log<A> {
     /// when the txg was closed.
     pub fn committed(&self, txg: Txg, last: Ticket) {
         self.ring.lock().forget(txg);
+        self.note_used();
         let mut state = self.state.lock();
         state.durable = state.durable.max(last);
         while state.pending.front().is_some_and(|batch| batch.txg <= txg) {
@@ -206,6 +210,17 @@ impl<A: Area> Log<A> {
     #[must_use]
     pub fn used(&self) -> u64 {
         self.ring.lock().used()
+    }
+
+    /// Whether a commit is due before the ring is full. Waits for nobody.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.half_full.load(Ordering::Relaxed)
+    }
+
+    fn note_used(&self) {
+        let ring = self.ring.lock();
+        self.half_full.store(ring.used() > ring.length() / 2, Ordering::Relaxed);
     }
 }
 

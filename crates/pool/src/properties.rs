@@ -14,12 +14,14 @@
 
 use std::fmt;
 
+pub mod chain;
 pub mod effective;
 pub mod owner;
 pub mod size;
 mod table;
 mod value;
 
+pub use chain::Chain;
 pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
 pub use table::{DATASET_PROPERTIES, POOL_PROPERTIES};

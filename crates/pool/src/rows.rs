@@ -11,6 +11,7 @@
 //!  0x06  extent      inode, record                 Extent: pointer or inline content
 //!  0x07  orphan      inode                         nothing
 //!  0x08  owner use   user or group, id             OwnerUse: bytes and objects
+//!  0x09  patch       inode, record, number         Patch: pointer and pieces
 //! ```
 //!
 //! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives a value or an error; what is encoded is decoded
@@ -22,6 +23,7 @@ pub mod head;
 pub mod inode;
 pub mod keys;
 pub mod owner_use;
+pub mod patch;
 pub mod xattr;
 
 pub use entry::{Entry, FileType, NameTarget};
@@ -30,6 +32,7 @@ pub use head::Head;
 pub use inode::{Inode, NameHint, Timestamp};
 pub use keys::{Key, OwnerKind};
 pub use owner_use::OwnerUse;
+pub use patch::Patch;
 pub use xattr::Xattr;
 
 use crate::codec::Reader;

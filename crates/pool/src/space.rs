@@ -76,6 +76,10 @@ pub struct Usage {
     pub referenced: u64,
     /// What the head has written since its newest snapshot, or its origin.
     pub unique: u64,
+    /// What `dataset` and `snapshots` are before packing.
+    pub logical_used: u64,
+    /// What `referenced` is before packing.
+    pub logical_referenced: u64,
 }
 
 /// A change of a [`Usage`].
@@ -89,13 +93,33 @@ pub struct Change {
     pub referenced: i64,
     /// Of [`Usage::unique`].
     pub unique: i64,
+    /// Of [`Usage::logical_used`].
+    pub logical_used: i64,
+    /// Of [`Usage::logical_referenced`].
+    pub logical_referenced: i64,
 }
 
 impl Change {
-    /// The head has written so much more.
+    /// The head has written so much more, and that is so much before packing.
     #[must_use]
-    pub fn written(bytes: i64) -> Self {
-        Self { dataset: bytes, snapshots: 0, referenced: bytes, unique: bytes }
+    pub fn stored(bytes: i64, logical: i64) -> Self {
+        Self { dataset: bytes, snapshots: 0, referenced: bytes, unique: bytes, logical_used: logical, logical_referenced: logical }
+    }
+
+    /// This and another.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`] for counters beyond 63 bits.
+    pub fn and(self, other: Self) -> Result<Self, PoolError> {
+        let add = |a: i64, b: i64| a.checked_add(b).ok_or_else(impossible);
+        Ok(Self {
+            dataset: add(self.dataset, other.dataset)?,
+            snapshots: add(self.snapshots, other.snapshots)?,
+            referenced: add(self.referenced, other.referenced)?,
+            unique: add(self.unique, other.unique)?,
+            logical_used: add(self.logical_used, other.logical_used)?,
+            logical_referenced: add(self.logical_referenced, other.logical_referenced)?,
+        })
     }
 
     /// The change from one state to another.
@@ -112,6 +136,8 @@ impl Change {
             snapshots: difference(before.snapshots, after.snapshots)?,
             referenced: difference(before.referenced, after.referenced)?,
             unique: difference(before.unique, after.unique)?,
+            logical_used: difference(before.logical_used, after.logical_used)?,
+            logical_referenced: difference(before.logical_referenced, after.logical_referenced)?,
         })
     }
 
@@ -122,6 +148,8 @@ impl Change {
             snapshots: add(to.snapshots, self.snapshots)?,
             referenced: add(to.referenced, self.referenced)?,
             unique: add(to.unique, self.unique)?,
+            logical_used: add(to.logical_used, self.logical_used)?,
+            logical_referenced: add(to.logical_referenced, self.logical_referenced)?,
         })
     }
 }
@@ -179,8 +207,12 @@ struct Node {
     parent: Option<u64>,
     usage: Usage,
     limits: Limits,
+    /// What the head has been promised and is not in `usage` yet: at most so many bytes more will be written.
+    promised: u64,
     /// Sum over the children of max(used, reservation).
     children: u64,
+    /// The same with what is promised.
+    children_promised: u64,
     /// File systems below, at any depth.
     filesystems: u64,
     /// Snapshots here and below.
@@ -188,6 +220,10 @@ struct Node {
 }
 
 impl Node {
+    fn new(parent: Option<u64>, usage: Usage, limits: Limits) -> Self {
+        Self { parent, usage, limits, promised: 0, children: 0, children_promised: 0, filesystems: 0, snapshots: 0 }
+    }
+
     /// The part of the refreservation that the head has not used yet.
     fn uncovered(&self) -> u64 {
         self.limits.refreservation.saturating_sub(self.usage.unique)
@@ -200,9 +236,26 @@ impl Node {
             .ok_or_else(impossible)
     }
 
-    fn cost(&self) -> Result<u64, PoolError> {
-        Ok(self.used()?.max(self.limits.reservation))
+    /// What is used if everything that is promised is written.
+    fn used_promised(&self) -> Result<u64, PoolError> {
+        let uncovered = self.limits.refreservation.saturating_sub(self.usage.unique.saturating_add(self.promised));
+        [self.usage.snapshots, self.children_promised, uncovered, self.promised]
+            .iter()
+            .try_fold(self.usage.dataset, |sum, part| sum.checked_add(*part))
+            .ok_or_else(impossible)
     }
+
+    fn cost(&self) -> Result<Cost, PoolError> {
+        let reservation = self.limits.reservation;
+        Ok(Cost { settled: self.used()?.max(reservation), promised: self.used_promised()?.max(reservation) })
+    }
+}
+
+/// What a dataset costs its parent: max(used, reservation), as it is and with what is promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Cost {
+    settled: u64,
+    promised: u64,
 }
 
 /// All datasets of a pool, by their numbers. There is one root.
@@ -211,19 +264,47 @@ pub struct Forest {
     nodes: HashMap<u64, Node>,
     /// Size of the pool less what belongs to no dataset, bytes.
     size: u64,
+    /// What is charged to several and is there once, beside that once. Bytes.
+    saved: u64,
+    /// What datasets may be charged by the room that there really is: frames leave gaps, and the pool keeps books. Bytes.
+    reachable: u64,
 }
 
 impl Forest {
     /// A pool of this size whose root dataset has this number.
     #[must_use]
     pub fn new(root: u64, size: u64, usage: Usage, limits: Limits) -> Self {
-        let node = Node { parent: None, usage, limits, children: 0, filesystems: 0, snapshots: 0 };
-        Self { nodes: HashMap::from([(root, node)]), size }
+        let node = Node::new(None, usage, limits);
+        Self { nodes: HashMap::from([(root, node)]), size, saved: 0, reachable: u64::MAX }
     }
 
     /// The pool has grown, or what belongs to no dataset has changed. Bytes.
     pub fn resize(&mut self, size: u64) {
         self.size = size;
+    }
+
+    /// What is charged to several datasets and is there once, beside that once. Bytes.
+    #[must_use]
+    pub fn saved(&self) -> u64 {
+        self.saved
+    }
+
+    /// Sets what [`Self::saved`] answers.
+    pub fn set_saved(&mut self, bytes: u64) {
+        self.saved = bytes;
+    }
+
+    /// What all datasets together may be charged.
+    fn line(&self, purpose: Purpose) -> u64 {
+        let usable = |purpose| usable(self.size, purpose);
+        let reachable = self.reachable.saturating_add(usable(purpose) - usable(Purpose::Write));
+        usable(purpose).saturating_add(self.saved).min(reachable)
+    }
+
+    /// There is so much room that ordinary writes may have, beside what all datasets store now. Bytes.
+    pub fn set_room(&mut self, bytes: u64) {
+        let stored = self.nodes.values().map(|node| node.usage.dataset.saturating_add(node.usage.snapshots));
+        self.reachable = stored.fold(bytes, u64::saturating_add);
     }
 
     /// A dataset that exists: as read from the catalog, parents before children, or made or cloned now.
@@ -235,9 +316,9 @@ impl Forest {
             return Err(PoolError::Refused(format!("dataset {id} exists already")));
         }
         self.node(parent)?;
-        let node = Node { parent: Some(parent), usage, limits, children: 0, filesystems: 0, snapshots: 0 };
+        let node = Node::new(Some(parent), usage, limits);
         let cost = node.cost()?;
-        self.raise(Some(parent), 0, cost)?;
+        self.raise(Some(parent), Cost::default(), cost)?;
         self.nodes.insert(id, node);
         self.count(Some(parent), |node| node.filesystems.checked_add(1).map(|count| node.filesystems = count))
     }
@@ -255,7 +336,7 @@ impl Forest {
             return Err(PoolError::Refused(format!("dataset {id} has children")));
         }
         let (cost, snapshots) = (node.cost()?, node.snapshots);
-        self.raise(Some(parent), cost, 0)?;
+        self.raise(Some(parent), cost, Cost::default())?;
         self.nodes.remove(&id);
         self.count(Some(parent), |node| {
             let (filesystems, rest) = (node.filesystems.checked_sub(1)?, node.snapshots.checked_sub(snapshots)?);
@@ -278,8 +359,8 @@ impl Forest {
         };
         let (cost, filesystems, snapshots) = (node.cost()?, node.filesystems + 1, node.snapshots);
         let mut next = self.clone();
-        next.raise(Some(old), cost, 0)?;
-        next.raise(Some(parent), 0, cost)?;
+        next.raise(Some(old), cost, Cost::default())?;
+        next.raise(Some(parent), Cost::default(), cost)?;
         if let Err(shortage) = self.grown(&next, &self.chain(parent)?, Purpose::Write)? {
             return Ok(Err(shortage));
         }
@@ -329,101 +410,6 @@ impl Forest {
             *self = next;
         }
         Ok(allowed)
-    }
-
-    /// Whether the head may write so many bytes more. What it frees by that is not known before the commit and does not help. Quotas hold for
-    /// writes only: who is beyond one has to be able to delete.
-    ///
-    /// # Errors
-    /// The [`Shortage`] inside `Ok`; [`PoolError::Refused`] for an unknown dataset.
-    pub fn admits(&self, id: u64, bytes: u64, purpose: Purpose) -> Result<Result<(), Shortage>, PoolError> {
-        let node = self.node(id)?;
-        let writes = purpose == Purpose::Write && bytes > 0;
-        if writes && node.limits.refquota.is_some_and(|limit| node.usage.referenced.saturating_add(bytes) > limit) {
-            return Ok(Err(Shortage::Refquota(id)));
-        }
-        self.admits_use(id, bytes.saturating_sub(node.uncovered()), purpose)
-    }
-
-    /// Whether the use of a dataset may grow by so many bytes, for whatever reason.
-    fn admits_use(&self, id: u64, bytes: u64, purpose: Purpose) -> Result<Result<(), Shortage>, PoolError> {
-        let (mut id, mut growth) = (id, bytes);
-        loop {
-            let node = self.node(id)?;
-            let used = node.used()?;
-            let wanted = used.saturating_add(growth);
-            let writes = purpose == Purpose::Write && growth > 0;
-            if writes && node.limits.quota.is_some_and(|quota| wanted > quota) {
-                return Ok(Err(Shortage::Quota(id)));
-            }
-            let Some(parent) = node.parent else {
-                let full = growth > 0 && wanted > usable(self.size, purpose);
-                return Ok(if full { Err(Shortage::Pool) } else { Ok(()) });
-            };
-            growth = wanted.max(node.limits.reservation) - used.max(node.limits.reservation);
-            id = parent;
-        }
-    }
-
-    /// What a dataset with its descendants may use more, bytes.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn available(&self, id: u64) -> Result<u64, PoolError> {
-        let mut chain = self.chain(id)?;
-        chain.reverse();
-        let mut available = usable(self.size, Purpose::Write);
-        for id in chain {
-            let node = self.node(id)?;
-            let used = node.used()?;
-            available = match node.parent {
-                None => available.saturating_sub(used),
-                Some(_) => available.saturating_add(node.limits.reservation.saturating_sub(used)),
-            };
-            available = available.min(node.limits.quota.map_or(u64::MAX, |quota| quota.saturating_sub(used)));
-        }
-        Ok(available)
-    }
-
-    /// What the head may write more: with its refreservation, within its refquota. The property `available`. Bytes.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn available_to_head(&self, id: u64) -> Result<u64, PoolError> {
-        let node = self.node(id)?;
-        let available = self.available(id)?.saturating_add(node.uncovered());
-        Ok(available.min(node.limits.refquota.map_or(u64::MAX, |limit| limit.saturating_sub(node.usage.referenced))))
-    }
-
-    /// The figures of a dataset.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn breakdown(&self, id: u64) -> Result<Breakdown, PoolError> {
-        let node = self.node(id)?;
-        Ok(Breakdown {
-            used: node.used()?,
-            by_dataset: node.usage.dataset,
-            by_snapshots: node.usage.snapshots,
-            by_children: node.children,
-            by_refreservation: node.uncovered(),
-        })
-    }
-
-    /// The counters of a dataset itself, as the catalog stores them.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn usage(&self, id: u64) -> Result<Usage, PoolError> {
-        Ok(self.node(id)?.usage)
-    }
-
-    /// The limits of a dataset.
-    ///
-    /// # Errors
-    /// [`PoolError::Refused`] for an unknown dataset.
-    pub fn limits(&self, id: u64) -> Result<Limits, PoolError> {
-        Ok(self.node(id)?.limits)
     }
 
     /// Snapshots of these datasets in one txg: what their refreservations need anew has to be free, else none is taken.
@@ -482,7 +468,7 @@ impl Forest {
         Ok(None)
     }
 
-    fn raise(&mut self, id: Option<u64>, before: u64, after: u64) -> Result<(), PoolError> {
+    fn raise(&mut self, id: Option<u64>, before: Cost, after: Cost) -> Result<(), PoolError> {
         let mut steps = Vec::new();
         let (mut next, mut before, mut after) = (id, before, after);
         while let Some(id) = next
@@ -490,7 +476,9 @@ impl Forest {
         {
             let node = self.node(id)?;
             let mut changed = node.clone();
-            changed.children = node.children.checked_sub(before).and_then(|rest| rest.checked_add(after)).ok_or_else(impossible)?;
+            let moved = |sum: u64, before, after| sum.checked_sub(before).and_then(|rest| rest.checked_add(after)).ok_or_else(impossible);
+            changed.children = moved(node.children, before.settled, after.settled)?;
+            changed.children_promised = moved(node.children_promised, before.promised, after.promised)?;
             (before, after) = (node.cost()?, changed.cost()?);
             next = node.parent;
             steps.push((id, changed));
@@ -517,7 +505,7 @@ impl Forest {
             if grew && after.limits.quota.is_some_and(|quota| used > quota) {
                 return Ok(Err(Shortage::Quota(*id)));
             }
-            if grew && after.parent.is_none() && used > usable(self.size, purpose) {
+            if grew && after.parent.is_none() && used > self.line(purpose) {
                 return Ok(Err(Shortage::Pool));
             }
         }
@@ -544,6 +532,8 @@ impl Forest {
     }
 }
 
+mod admission;
+mod figures;
 mod limits;
 mod owner;
 

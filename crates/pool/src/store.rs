@@ -15,7 +15,10 @@ mod scrub;
 mod space;
 #[cfg(test)]
 mod tests;
+mod trim;
+mod watch;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,6 +32,7 @@ pub use log_area::LogArea;
 pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
+pub use watch::Damaged;
 
 use crate::checksum;
 use crate::device::{Device, failed};
@@ -40,7 +44,7 @@ use crate::packing;
 use crate::pointer::{Compression, Pointer, Txg};
 use crate::segment::cleaner;
 use crate::segment::slots::{self, Slots};
-use crate::segment::stream::{Appender, Growth, Piece, State};
+use crate::segment::stream::{Appender, Growth, PIECE, Piece, State};
 use crate::segment::table::{Op, Table};
 use crate::segment::table_log::Young;
 
@@ -68,6 +72,8 @@ pub struct Store {
     sums: Sums,
     /// The slop is never more than this; without effect outside tests of full pools.
     slop_at_most: u64,
+    /// Hears of damage that readers meet.
+    watcher: watch::Watcher,
 }
 
 /// Where segments are and what is alive in them.
@@ -80,6 +86,17 @@ struct Map {
     next_segment: u32,
     /// What is lost at the ends of sealed segments, bytes; as of the last commit.
     tails: u64,
+    /// Freed slots whose device is to be told so before they are used again.
+    trimming: Vec<Place>,
+    /// Whether devices are told.
+    trims: bool,
+}
+
+impl Map {
+    /// Slots that hold nothing.
+    fn free(&self) -> u64 {
+        self.slots.free() + self.trimming.len() as u64
+    }
 }
 
 /// What the last commit has left.
@@ -114,27 +131,15 @@ struct Sums {
 
 impl Frames for Store {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
-        let place = self.find(pointer)?;
-        let (length, logical) = (pointer.stored as usize, pointer.logical as usize);
-        if u64::from(pointer.stored.max(pointer.logical)) > self.slot {
-            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
-        }
-        let mut content: Arc<[u8]> = std::iter::repeat_n(0, logical).collect();
-        let Some(target) = Arc::get_mut(&mut content) else { return Err(PoolError::Format(Damage::Structure("a shared buffer"))) };
-        let whole = if pointer.compression == Compression::Off {
-            length == logical && {
-                self.read_stored(pointer, place, target)?;
-                true
+        let mut place = self.find(pointer)?;
+        loop {
+            let read = self.read_at(pointer, place);
+            // The cleaner may have moved it meanwhile, and its old place may hold something else by now.
+            match (read, self.find(pointer)?) {
+                (Err(_), now) if now != place => place = now,
+                (read, at) => return read.inspect_err(|error| self.report(pointer, at, error)),
             }
-        } else {
-            let mut stored = vec![0; length];
-            self.read_stored(pointer, place, &mut stored)?;
-            packing::unpack(pointer.compression, &stored, target)
-        };
-        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
-            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
         }
-        Ok(content)
     }
 
     fn expect(&self, pointers: &[Pointer]) {
@@ -162,31 +167,121 @@ impl Frames for Store {
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
-        self.usable()?;
-        let appender = match frame.stream {
-            Stream::Metadata => &self.metadata,
-            Stream::Data => &self.data,
-            Stream::Survivors | Stream::Table => return Err(PoolError::Refused("this stream is the store's own".to_owned())),
+        self.put(frame, self.pack(frame)?)
+    }
+
+    fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<()> {
+        let put = |frames: &[NewFrame<'_>], packed: Vec<Result<Packed>>, written: &mut Vec<Pointer>| {
+            frames.iter().zip(packed).try_for_each(|(frame, packed)| {
+                written.push(self.put(frame, packed?)?);
+                Ok(())
+            })
         };
+        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
+        let threads = if bytes < WORTH_A_THREAD { 1 } else { (bytes / (WORTH_A_THREAD / 2)).min(packers()) };
+        let mut parts = frames.chunks(frames.len().div_ceil(threads).max(1));
+        let Some(first) = parts.next() else { return Ok(()) };
+        std::thread::scope(|scope| {
+            let pack = |part: &[NewFrame<'_>]| part.iter().map(|frame| self.pack(frame)).collect::<Vec<_>>();
+            let running: Vec<_> = parts.map(|part| (part, scope.spawn(move || pack(part)))).collect();
+            // The first part is written while the others are being packed.
+            let mut outcome = first.iter().try_for_each(|frame| {
+                written.push(self.write(frame)?);
+                Ok(())
+            });
+            for (part, thread) in running {
+                let packed = thread.join().map_err(|_| PoolError::Refused("a thread that packed frames is gone".to_owned()));
+                outcome = outcome.and_then(|()| put(part, packed?, written));
+            }
+            outcome
+        })
+    }
+}
+
+thread_local! {
+    // What is read packed is unpacked at once: each read would otherwise allocate and clear a buffer.
+    static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// From so many bytes on, several threads pack.
+const WORTH_A_THREAD: usize = 512 << 10;
+
+/// How many threads pack at most.
+fn packers() -> usize {
+    static PACKERS: OnceLock<usize> = OnceLock::new();
+    *PACKERS.get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8))
+}
+
+/// A frame that has everything but a place.
+struct Packed {
+    pointer: Pointer,
+    /// What is stored, where that is not the content.
+    stored: Option<Vec<u8>>,
+}
+
+impl Store {
+    /// The content of a frame that is at this place.
+    fn read_at(&self, pointer: &Pointer, place: Location) -> Result<Arc<[u8]>> {
+        let (length, logical) = (pointer.stored as usize, pointer.logical as usize);
+        if u64::from(pointer.stored.max(pointer.logical)) > self.slot {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
+        }
+        let mut content: Arc<[u8]> = std::iter::repeat_n(0, logical).collect();
+        let Some(target) = Arc::get_mut(&mut content) else { return Err(PoolError::Format(Damage::Structure("a shared buffer"))) };
+        let whole = if pointer.compression == Compression::Off {
+            length == logical && {
+                self.read_stored(pointer, place, target)?;
+                true
+            }
+        } else {
+            READ.with_borrow_mut(|buffer| {
+                if buffer.len() < length {
+                    buffer.resize(length, 0);
+                }
+                let stored = buffer.get_mut(..length).unwrap_or_default();
+                self.read_stored(pointer, place, stored)?;
+                Ok::<_, PoolError>(packing::unpack(pointer.compression, stored, target))
+            })?
+        };
+        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
+            return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
+        }
+        Ok(content)
+    }
+
+    /// Checks and packs a frame; takes nothing of the pool yet.
+    fn pack(&self, frame: &NewFrame<'_>) -> Result<Packed> {
+        self.usable()?;
         let logical = frame.content.len();
         if logical == 0 || logical as u64 > self.largest_frame() {
             return Err(PoolError::Refused(format!("a frame of {logical} bytes; 1 to {} are possible here", self.largest_frame())));
         }
         let checksum = checksum::content(frame.checksum, frame.content);
-        let packed = packing::pack(frame.packing, frame.content);
-        let (compression, stored) = packed.as_ref().map_or((Compression::Off, frame.content), |(how, packed)| (*how, packed.as_slice()));
+        let (compression, stored) = packing::pack(frame.packing, frame.content).unzip();
         let pointer = Pointer {
             segment: 0,
             index: 0,
             offset: 0,
-            stored: stored.len() as u32,
+            stored: stored.as_ref().map_or(logical, Vec::len) as u32,
             logical: logical as u32,
             kind: frame.kind,
-            compression,
+            compression: compression.unwrap_or(Compression::Off),
             checksum_kind: frame.checksum,
             birth: frame.birth,
             checksum,
         };
+        Ok(Packed { pointer, stored })
+    }
+
+    /// Gives a packed frame its place.
+    fn put(&self, frame: &NewFrame<'_>, packed: Packed) -> Result<Pointer> {
+        let appender = match frame.stream {
+            Stream::Metadata => &self.metadata,
+            Stream::Data => &self.data,
+            Stream::Survivors | Stream::Table => return Err(PoolError::Refused("this stream is the store's own".to_owned())),
+        };
+        let Packed { pointer, stored } = packed;
+        let stored = stored.as_deref().unwrap_or(frame.content);
         let header = Header { pointer, owner: frame.owner };
         let charged = pointer.charged();
         self.admit(charged, if frame.stream == Stream::Data { Claim::Accepted } else { Claim::Metadata })?;
@@ -280,6 +375,15 @@ impl Store {
     fn write_place(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
         let device = self.device(place.device)?;
         device.write_at(bytes, slots::start(place, self.slot) + offset).map_err(|error| failed(&*device, "writing", error))
+    }
+
+    /// Writes, and has the device begin to make it durable where it is much.
+    fn write_begun(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_place(place, offset, bytes)?;
+        if bytes.len() >= PIECE / 2 {
+            self.device(place.device)?.begin_sync(slots::start(place, self.slot) + offset, bytes.len() as u64);
+        }
+        Ok(())
     }
 
     /// The place of the frame's header: which segment holds it, where that lies, the offset in it in bytes.
@@ -376,6 +480,10 @@ impl Store {
                     return Ok((id, place));
                 }
             }
+            // Whoever is in need takes slots whose devices were not told.
+            if self.give_untrimmed() {
+                continue;
+            }
             if stream == Stream::Survivors {
                 return Err(PoolError::NoSpace);
             }
@@ -397,7 +505,7 @@ impl Store {
         let mut outcome = Ok(());
         for piece in full {
             let written = match &outcome {
-                Ok(()) => self.write_place(piece.place, u64::from(piece.start), &piece.bytes),
+                Ok(()) => self.write_begun(piece.place, u64::from(piece.start), &piece.bytes),
                 Err(_) => Err(PoolError::NoSpace),
             };
             appender.settle(&piece, written.is_ok());
@@ -429,7 +537,7 @@ impl Store {
 }
 
 /// Where a frame was found.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Location {
     segment: u32,
     stream: Stream,

@@ -209,6 +209,12 @@ impl Tree {
         }
     }
 
+    /// Whether something was put or removed since the last freeze.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.changed
+    }
+
     /// The tree as it is now, for scans while it changes on.
     #[must_use]
     pub fn view(&self) -> View {

@@ -14,6 +14,7 @@ pub mod inode;
 pub mod ioctls;
 pub mod lease;
 pub mod length;
+pub mod local_time;
 pub mod locks;
 pub mod loop_devices;
 pub mod mapping;

@@ -26,10 +26,27 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-layers", &["nacre-vfs", "nacre-sys", "nacre-union", "nacre-pool"], &["nacre-testkit"]),
     ("nacre-fuse", &["nacre-vfs", "nacre-sys", "fusewire"], &["nacre-layers", "nacre-testkit"]),
     ("nacre-union", &["nacre-vfs", "nacre-sys"], &["nacre-layers", "nacre-testkit"]),
-    ("nacre-pool", &[], &[]),
+    ("nacre-pool", &["nacre-sys"], &[]),
+    ("nacre-admin", &["nacre-pool"], &[]),
     ("nacre-bench", &[], &[]),
+    ("nacre-copy", &["nacre-sys"], &[]),
     ("nacre-testkit", &["nacre-vfs"], &[]),
-    ("nacre-cli", &["nacre-vfs", "nacre-sys", "nacre-layers", "nacre-union", "nacre-fuse", "fusewire", "nacre-bench"], &["nacre-testkit"]),
+    (
+        "nacre-cli",
+        &[
+            "nacre-vfs",
+            "nacre-sys",
+            "nacre-layers",
+            "nacre-union",
+            "nacre-pool",
+            "nacre-admin",
+            "nacre-fuse",
+            "fusewire",
+            "nacre-bench",
+            "nacre-copy",
+        ],
+        &["nacre-testkit"],
+    ),
 ];
 
 fn root() -> PathBuf {

@@ -494,6 +494,10 @@ impl Layer for Union {
         self.shared.branches().iter().any(|branch| branch.layer.judges_callers())
     }
 
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
     fn collect(&self, _: &Arc<dyn Collector>) -> bool {
         // Copy-up has to see the first write.
         false

@@ -54,6 +54,10 @@ pub trait Collector: Send + Sync {
     /// are under way may still add after a recall.
     fn most_held(&self, files: usize) -> u64;
 
+    /// The layer lets in whatever arrives, also what no permission covers: an answer of the door that crosses a recall may be taken for true until the next
+    /// write arrives. Called once, when the layer takes the offer.
+    fn lets_in(&self);
+
     /// From when this returns, every write that begins is announced. Does not wait for anything; may be called inside a write.
     fn recall(&self);
 

@@ -308,6 +308,10 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.judges_callers()
     }
 
+    fn numbered(&self) -> Option<&dyn crate::Numbered> {
+        self.below.numbered()
+    }
+
     fn collect(&self, door: &Arc<dyn Collector>) -> bool {
         self.below.collect(door)
     }

@@ -167,6 +167,11 @@ macro_rules! forward_layer {
             self.below.judges_callers()
         }
     };
+    (@ numbered) => {
+        fn numbered(&self) -> ::std::option::Option<&dyn $crate::Numbered> {
+            self.below.numbered()
+        }
+    };
     (@ collect) => {
         fn collect(&self, door: &::std::sync::Arc<dyn $crate::Collector>) -> bool {
             self.below.collect(door)

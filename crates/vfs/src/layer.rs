@@ -263,6 +263,9 @@ pub trait Layer: Send + Sync + 'static {
     /// even where that costs it something (idmapped mounts).
     fn judges_callers(&self) -> bool;
 
+    /// The way to files by their numbers, where there is one.
+    fn numbered(&self) -> Option<&dyn crate::Numbered>;
+
     /// Offers to collect writes; answers whether the layer wants that for some of its files (see [`crate::Collected`]). Called once, before
     /// the first look-up, by doors that can.
     fn collect(&self, door: &Arc<dyn crate::Collector>) -> bool;

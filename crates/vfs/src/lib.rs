@@ -16,6 +16,7 @@ mod forwarding;
 mod layer;
 mod name;
 mod node;
+mod numbered;
 mod open_file;
 
 pub use attr::{Attr, FileId, Kind, SetAttr, SetTime, StatFs, Time};
@@ -29,4 +30,5 @@ pub use filtered::Filtered;
 pub use layer::{DirEntry, DirSink, Entry, Layer, Opened, RenameFlags, XattrFlags};
 pub use name::{NAME_MAX, Name};
 pub use node::Node;
+pub use numbered::Numbered;
 pub use open_file::{AllocateMode, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Whence};

@@ -1,6 +1,6 @@
 //! One self-contained page: where it ran, the plots, the table and every cell. No script, no request to anywhere.
 
-use super::{COUNTS, count, measured_columns, percent, plot, provenance, rate, ratio, remarks};
+use super::{COUNTS, base, count, measured_columns, percent, plot, provenance, rate, ratio, remarks};
 use crate::failure::Failure;
 use crate::figures;
 use crate::report::{Cell, Report};
@@ -24,7 +24,8 @@ pub fn page(report: &Report) -> Result<String, Failure> {
     for line in provenance(report).iter().chain(&remarks(report)) {
         out.push_str(&format!("<li>{}</li>", escape(line)));
     }
-    out.push_str("</ul>\n<p>Percentages are changes of throughput against the directory itself; in brackets the ratio of times.</p>\n");
+    let base = escape(base(report));
+    out.push_str(&format!("</ul>\n<p>Percentages are changes of throughput against {base}; in brackets the ratio of times.</p>\n"));
     for section in &sections {
         out.push_str(&format!("<h2>{}</h2>\n{}\n", escape(&section.title), plot::ratios(report, section)?));
         table(&mut out, report, section);

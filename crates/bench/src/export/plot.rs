@@ -39,7 +39,7 @@ fn colour(column: usize) -> RGBColor {
     COLOURS.get(column % COLOURS.len()).copied().unwrap_or(BLACK)
 }
 
-/// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is the directory itself.
+/// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is the baseline.
 pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
     let is_baseline = |column: usize| report.targets.get(column).is_none_or(|target| target.id == target.baseline);
     let columns: Vec<usize> = measured_columns(report).into_iter().filter(|column| !is_baseline(*column)).collect();
@@ -59,7 +59,7 @@ pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
             .y_label_area_size(220)
             .build_cartesian_2d((least * 0.9..most * 1.1).log_scale(), rows..0.0)
             .map_err(failed)?;
-        chart.configure_mesh().disable_y_mesh().y_labels(0).x_desc("time, as a multiple of the directory itself").draw().map_err(failed)?;
+        chart.configure_mesh().disable_y_mesh().y_labels(0).x_desc("time, as a multiple of the baseline's").draw().map_err(failed)?;
         for (place, row) in section.rows.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(least * 0.9, place as f64 + 0.4));
             let style = ("sans-serif", 13).into_font().color(&BLACK);

@@ -1,6 +1,6 @@
 //! The table for the terminal: rates of the baseline, then each target's change of throughput.
 
-use super::{COUNTS, Show, count, measured_columns, percent, provenance, rate, ratio, remarks};
+use super::{COUNTS, Show, base, count, measured_columns, percent, provenance, rate, ratio, remarks};
 use crate::report::Report;
 use crate::summary::{Entry, Row, counts, overall, sections};
 
@@ -13,10 +13,11 @@ pub fn text(report: &Report, show: Show) -> String {
     for line in provenance(report) {
         out.push_str(&format!("  {line}\n"));
     }
-    out.push_str(match show {
-        Show::Percent => "  Cells: change of throughput against the directory itself (-76 %: a quarter is left)\n\n",
-        Show::Ratio => "  Cells: ratio of times to the directory itself (below 1 is faster)\n\n",
-        Show::Time => "  Cells: rates\n\n",
+    let base = base(report);
+    out.push_str(&match show {
+        Show::Percent => format!("  Cells: change of throughput against {base} (-76 %: a quarter is left)\n\n"),
+        Show::Ratio => format!("  Cells: ratio of times to {base} (below 1 is faster)\n\n"),
+        Show::Time => "  Cells: rates\n\n".to_owned(),
     });
     let widths: Vec<usize> =
         columns.iter().filter_map(|column| report.targets.get(*column)).map(|target| target.title.len().max(10)).collect();

@@ -40,9 +40,9 @@ pub static LOGS: Table = Table {
 
 const HOST: Target = Target { ground: Ground::Fresh, ..Target::PLAIN };
 const BTRFS: Target = Target { ground: Ground::FreshBtrfs, baseline: "btrfs", ..Target::PLAIN };
-const EXT4: Step = Step::Loop { kind: "ext4", direct_io: false };
-const EXT4_DIRECT: Step = Step::Loop { kind: "ext4", direct_io: true };
-const XFS: Step = Step::Loop { kind: "xfs", direct_io: false };
+const EXT4: Step = Step::Loop { kind: "ext4", direct_io: false, options: "" };
+const EXT4_DIRECT: Step = Step::Loop { kind: "ext4", direct_io: true, options: "" };
+const XFS: Step = Step::Loop { kind: "xfs", direct_io: false, options: "" };
 const AUTO: Step = Step::Cage(Cage::Shown, &["--engine=fuse"]);
 const COLLECTED: Step = Step::Cage(Cage::Shown, &["--engine=fuse", "--writes=collected"]);
 const THROUGH: Step = Step::Cage(Cage::Shown, &["--engine=fuse", "--writes=through"]);

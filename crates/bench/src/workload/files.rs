@@ -48,7 +48,8 @@ pub fn flat(directory: &Path, count: u64, word: &str) -> Result<Vec<CString>, Fa
     (0..count).map(|number| terminated(&directory.join(format!("{word}-{number:07}")))).collect()
 }
 
-fn terminated(path: &Path) -> Result<CString, Failure> {
+/// The path as system calls want it.
+pub fn terminated(path: &Path) -> Result<CString, Failure> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Failure::new(format!("{} contains a zero byte", path.display())))
 }
 
@@ -96,7 +97,14 @@ pub fn create(path: &CStr) -> Result<(), Failure> {
     if count == SMALL.len() { Ok(()) } else { Err(Failure::new(format!("wrote {count} bytes of {}", path.to_string_lossy()))) }
 }
 
-fn unlink(path: &CStr) -> Result<(), Failure> {
+/// Creates an empty file.
+pub fn create_empty(path: &CStr) -> Result<(), Failure> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).map(drop).map_err(|error| failed("creating", path, error))
+}
+
+/// Removes a file.
+pub fn unlink(path: &CStr) -> Result<(), Failure> {
     rustix::fs::unlink(path).map_err(|error| failed("unlinking", path, error))
 }
 

@@ -30,6 +30,13 @@ impl Status {
         Status(mounts[0].clone())
     }
 
+    /// Whether this process answers for the mount.
+    pub fn is_told_by(mountpoint: &Path, pid: u32) -> bool {
+        let output = run(nacre(), [OsStr::new("status"), OsStr::new("--json"), mountpoint.as_os_str()]);
+        let told: Option<Value> = serde_json::from_slice(&output.stdout).ok();
+        told.is_some_and(|told| told[0]["pid"].as_u64() == Some(u64::from(pid)))
+    }
+
     /// A field as text.
     pub fn text(&self, field: &str) -> &str {
         self.0[field].as_str().unwrap_or_else(|| panic!("{field} in {}", self.0))

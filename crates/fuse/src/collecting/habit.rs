@@ -50,6 +50,16 @@ impl Use {
 }
 
 impl Habit {
+    /// As a number, to be kept.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// As it was kept.
+    pub fn of_bits(bits: u8) -> Habit {
+        Habit(bits)
+    }
+
     /// Whether it is to be written to directly.
     pub fn is_direct(self) -> bool {
         self.0 == DIRECT

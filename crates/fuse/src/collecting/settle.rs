@@ -32,6 +32,12 @@ impl Collecting {
         self.settle_each()
     }
 
+    /// Makes the kernel pass on all that it holds back at this moment. What is written meanwhile may come later.
+    pub fn pass_on_all(&self) -> Result<()> {
+        let _one = self.settling.lock();
+        self.settle_each()
+    }
+
     fn settle_each(&self) -> Result<()> {
         for nodeid in self.nodes() {
             let told = self.pass_on_by_thread(nodeid, true)?;

@@ -55,6 +55,9 @@ impl Door {
         if let Some(last) = &handle.last_use {
             last.written(data.len());
         }
+        if cached {
+            self.collecting.arrived(handle.nodeid);
+        }
         // What comes from the page cache bears its time in the kernel.
         if let Some(times) = handle.times.as_ref().filter(|_| !cached)
             && times.written()

@@ -146,7 +146,7 @@ impl Listing<'_, '_, '_> {
         if self.names < LASTING {
             return false;
         }
-        let Some(nodeid) = self.door.inodes.find(&entry.attr.id) else { return false };
+        let Some(nodeid) = self.door.inodes.find_held(&entry.attr.id) else { return false };
         if self.door.attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
             return false;
         }

@@ -91,6 +91,9 @@ impl Door {
 
     /// A known file has a new name: tells its node. An error here is no error of the rename, which is done; the next look-up repairs it.
     fn moved(&self, caller: &Caller, (parent, id): (&Node, FileId), name: nacre_vfs::Name<'_>) {
+        if self.inodes.by_number() {
+            return;
+        }
         match self.layer.lookup(caller, parent, name) {
             Ok(fresh) => {
                 let Some(nodeid) = self.inodes.find(&fresh.attr.id) else { return };

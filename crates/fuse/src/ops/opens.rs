@@ -190,11 +190,12 @@ impl Door {
         reply: &mut Reply<'_>,
     ) -> Outcome {
         let granting = if self.collecting.on() {
-            if flags.writes() {
+            let granted = self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr));
+            if flags.writes() && !(self.collecting.is_patient() && self.collecting.collects(out.nodeid)) {
                 // The kernel takes the answer for true even if it was told otherwise meanwhile; and it will not note times of direct writes.
                 (out.attr_valid, out.attr_valid_nsec) = (0, 0);
             }
-            self.grant_collecting(caller, out.nodeid, &entry.node, flags, file, Some(&entry.attr))
+            granted
         } else {
             self.grant(caller, out.nodeid, &entry.node, flags, file)
         };
@@ -260,7 +261,8 @@ impl Door {
         created: Option<&Attr>,
     ) -> Outcome<abi::OpenOut> {
         let offered = flags.writes() && file.collected().is_some();
-        let collected = offered && !self.prefers_direct(nodeid) && self.collecting.join(nodeid, &file);
+        // Who reads as well reads from what the kernel has, which a direct write takes away.
+        let collected = offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
         let fh =

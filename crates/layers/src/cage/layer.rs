@@ -325,6 +325,10 @@ impl Layer for Cage {
         self.shared.below.judges_callers()
     }
 
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
     fn collect(&self, door: &Arc<dyn Collector>) -> bool {
         /// For fewer files than that, collecting is not worth a mount's other writers paying for it.
         const FILES: usize = 16;

@@ -1,16 +1,19 @@
 //! An open file of a dataset, and the locks on files.
 
+use super::gathering::{Lease, Member};
 use super::translate::errno;
+use super::volume::Placed;
 use crate::locks::Locks;
-use nacre_pool::engine::{Dataset as Files, Pool};
-use nacre_pool::files::{FileError, Inode, SeekTo};
+use nacre_pool::engine::Pool;
+use nacre_pool::files::{FileError, Range, SeekTo};
+use nacre_pool::properties::SyncMode;
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
 use parking_lot::Mutex;
 use std::{
     any::Any,
     collections::HashMap,
     os::fd::BorrowedFd,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
 /// The locks of the files that are open.
@@ -38,25 +41,57 @@ impl LockTable {
 
 /// An open file.
 pub(super) struct DatasetFile {
-    pub(super) pool: Arc<Pool>,
-    pub(super) files: Arc<Files>,
-    pub(super) inode: Arc<Inode>,
-    pub(super) flags: OpenFlags,
-    pub(super) locks: Arc<Locks>,
+    pool: Arc<Pool>,
+    placed: Placed,
+    flags: OpenFlags,
+    locks: Arc<Locks>,
+    /// Reading is noted in the access time.
+    touches: bool,
+    /// Where it is open for writing.
+    lease: Option<Lease>,
+    member: Arc<Member>,
+}
+
+impl Drop for DatasetFile {
+    fn drop(&mut self) {
+        self.placed.volume.open.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl DatasetFile {
-    fn no_atime(&self) -> bool {
-        self.flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0
+    /// A file that may be opened so.
+    pub(super) fn new(pool: &Arc<Pool>, placed: &Placed, flags: OpenFlags, member: &Arc<Member>) -> DatasetFile {
+        placed.volume.open.fetch_add(1, Ordering::AcqRel);
+        let touches = !placed.volume.is_past() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
+        DatasetFile {
+            pool: Arc::clone(pool),
+            locks: placed.volume.locks.of(placed.inode.number()),
+            placed: placed.clone(),
+            flags,
+            touches,
+            lease: (flags.writes() && !placed.volume.is_past()).then(|| Lease::new(member, placed)),
+            member: Arc::clone(member),
+        }
     }
 
     fn writable(&self) -> Result<()> {
-        if self.flags.writes() { Ok(()) } else { Err(Errno::EBADF) }
+        if self.flags.writes() { self.placed.changeable().map(drop) } else { Err(Errno::EBADF) }
     }
 
     fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
         self.writable()?;
-        Ok(self.files.files().write(&self.inode, offset, data).map_err(errno)?.written)
+        let files = self.placed.files()?;
+        let written = match offset {
+            // It was accepted long ago.
+            Some(_) if nacre_vfs::is_arriving() => files.write_held(&self.placed.inode, offset, data),
+            _ => files.write(&self.placed.inode, offset, data),
+        };
+        let written = written.map_err(errno)?.written;
+        self.member.written(written);
+        if self.placed.volume.files.behaviour().sync == SyncMode::Always {
+            self.pool.sync_file(&self.placed.volume.files, &self.placed.inode).map_err(errno)?;
+        }
+        Ok(written)
     }
 }
 
@@ -70,12 +105,13 @@ impl OpenFile for DatasetFile {
     }
 
     fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        if !self.flags.reads() {
+        if !self.flags.reads() && !self.lease.as_ref().is_some_and(Lease::is_collected) {
             return Err(Errno::EBADF);
         }
-        let count = self.files.files().read(&self.inode, offset, buffer).map_err(errno)?;
-        if !self.no_atime() {
-            self.files.files().touch(&self.inode).map_err(errno)?;
+        let files = self.placed.files()?;
+        let count = files.read(&self.placed.inode, offset, buffer).map_err(errno)?;
+        if self.touches {
+            files.touch(&self.placed.inode).map_err(errno)?;
         }
         Ok(count)
     }
@@ -94,7 +130,10 @@ impl OpenFile for DatasetFile {
     }
 
     fn fsync(&self, _data_only: bool) -> Result<()> {
-        self.pool.sync_file(&self.files, &self.inode).map_err(errno)
+        if self.placed.volume.is_past() {
+            return Ok(());
+        }
+        self.pool.sync_file(&self.placed.volume.files, &self.placed.inode).map_err(errno)
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
@@ -103,7 +142,7 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EINVAL);
         }
         let grow = !mode.any(AllocateMode::KEEP_SIZE);
-        let files = self.files.files();
+        let files = self.placed.files()?;
         match mode.0 & !AllocateMode::KEEP_SIZE {
             // Room cannot be set aside where each write goes to a new place: as with ZFS, only the size is made.
             0 => {
@@ -111,12 +150,12 @@ impl OpenFile for DatasetFile {
                 if !grow {
                     return Ok(());
                 }
-                let size = files.attributes(&self.inode).map_err(errno)?.size;
+                let size = files.attributes(&self.placed.inode).map_err(errno)?.size;
                 let change = nacre_pool::files::AttributeChange { size: Some(end.max(size)), ..Default::default() };
-                if end > size { files.set_attributes(&self.inode, &change).map(drop).map_err(errno) } else { Ok(()) }
+                if end > size { files.set_attributes(&self.placed.inode, &change).map(drop).map_err(errno) } else { Ok(()) }
             }
-            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.inode, offset, length, false).map_err(errno),
-            AllocateMode::ZERO_RANGE => files.zero(&self.inode, offset, length, grow).map_err(errno),
+            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno),
+            AllocateMode::ZERO_RANGE => files.zero(&self.placed.inode, offset, length, grow).map_err(errno),
             _ => Err(Errno::EOPNOTSUPP),
         }
     }
@@ -126,7 +165,7 @@ impl OpenFile for DatasetFile {
             Whence::Data => SeekTo::Data,
             Whence::Hole => SeekTo::Hole,
         };
-        self.files.files().seek(&self.inode, offset, to).map_err(|error| match error {
+        self.placed.files()?.seek(&self.placed.inode, offset, to).map_err(|error| match error {
             FileError::NoData => Errno::ENXIO,
             other => errno(other),
         })
@@ -143,8 +182,18 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EBADF);
         }
         let overlap = offset < target_offset.saturating_add(length) && target_offset < offset.saturating_add(length);
-        if Arc::ptr_eq(&self.inode, &target.inode) && overlap {
+        if Arc::ptr_eq(&self.placed.inode, &target.placed.inode) && overlap {
             return Err(Errno::EINVAL);
+        }
+        let whole_records = Range { from: offset, to: target_offset, length };
+        if self.placed.beside(&target.placed).is_ok() {
+            // What can be shared needs no room and no time; the kernel goes on with the rest.
+            target.writable()?;
+            let files = target.placed.files()?;
+            let shared = files.share(&self.placed.inode, &target.placed.inode, whole_records).map_err(errno)?;
+            if shared > 0 {
+                return Ok(shared);
+            }
         }
         let mut buffer = vec![0; length.min(STEP) as usize];
         let count = self.read(&mut buffer, offset)?;
@@ -173,6 +222,6 @@ impl OpenFile for DatasetFile {
     }
 
     fn collected(&self) -> Option<&dyn nacre_vfs::Collected> {
-        None
+        self.lease.as_ref().map(|lease| lease as &dyn nacre_vfs::Collected)
     }
 }

@@ -72,3 +72,107 @@ fn what_was_synced_is_there_after_a_crash() {
     assert_eq!(&content[..4], b"safe");
     assert!(layer.lookup(&Caller::ROOT, &root, name("lost")).is_err());
 }
+
+/// A door that counts what it is told; it holds nothing back.
+#[derive(Default)]
+struct Door {
+    recalls: AtomicU64,
+    settled: AtomicU64,
+    lets_in: AtomicU64,
+}
+
+impl nacre_vfs::Collector for Door {
+    fn most_held(&self, files: usize) -> u64 {
+        8 << 20 | files as u64
+    }
+
+    fn lets_in(&self) {
+        self.lets_in.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn recall(&self) {
+        self.recalls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn settle(&self) -> nacre_vfs::Result<()> {
+        self.settled.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
+    let device = Arc::new(Simulator::new("disk", 256 << 20));
+    let layer = dataset(&create(&device));
+    let door = Arc::new(Door::default());
+    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    assert_eq!(door.lets_in.load(Ordering::Relaxed), 1);
+    let root = layer.root().unwrap().node;
+    let create =
+        |name: &'static str| layer.create(&Caller::ROOT, &root, Name::new(name.as_bytes()).unwrap(), 0o600, OpenFlags::WRITE).unwrap().1;
+    let file = create("filled");
+    // Before anything is collected, a file that is open for writing alone cannot be read.
+    assert!(file.read(&mut [0], 0).is_err());
+    let permission = file.collected().unwrap();
+    assert!(permission.begin() && permission.unannounced());
+    assert_eq!(file.read(&mut [0], 0), Ok(0));
+    let mut noise = 1_u64;
+    let mut block = Vec::new();
+    while block.len() < 1 << 20 {
+        noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        block.extend_from_slice(&noise.to_le_bytes());
+    }
+    let mut at = 0;
+    while permission.unannounced() {
+        assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()), "at {at}");
+        at += block.len() as u64;
+        assert!(at < 256 << 20, "more than there is");
+    }
+    assert_eq!(door.recalls.load(Ordering::Relaxed), 1);
+    // There is room for something still; for all the rest of it there is not, and nobody says so before all has arrived.
+    assert_eq!(permission.announce(Some(1000)), Ok(()));
+    assert_eq!(permission.announce(Some(256 << 20)), Err(nacre_vfs::Errno::ENOSPC));
+    assert!(door.settled.load(Ordering::Relaxed) > 0);
+    // No further file is collected, and its writes are refused one by one; what arrives is not.
+    let other = create("other");
+    assert!(!other.collected().unwrap().begin());
+    let mut taken = 0;
+    while other.write(&block, taken) == Ok(block.len()) {
+        taken += block.len() as u64;
+    }
+    assert_eq!(other.write(&block, taken), Err(nacre_vfs::Errno::ENOSPC));
+    assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()));
+}
+
+#[test]
+fn files_are_found_by_their_numbers_until_they_are_forgotten() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = create(&device);
+    let layer = dataset(&pool);
+    let root = layer.root().unwrap().node;
+    let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+    let made = layer.mkdir(&Caller::ROOT, &root, name("d"), 0o755).unwrap();
+    let below = layer.create(&Caller::ROOT, &made.node, name("f"), 0o600, OpenFlags::WRITE).unwrap().0;
+    pool.snapshot(&[(pool.find("tank").unwrap().unwrap(), "then".to_owned())]).unwrap();
+    let numbered = layer.numbered().unwrap();
+    let getattr = |number| numbered.node(number).and_then(|node| layer.getattr(&Caller::ROOT, &node, None));
+    // The file of the snapshot has a number of its own, which leads to it.
+    let control = layer.lookup(&Caller::ROOT, &root, name(".zfs")).unwrap().node;
+    let snapshots = layer.lookup(&Caller::ROOT, &control, name("snapshot")).unwrap().node;
+    let then = layer.lookup(&Caller::ROOT, &snapshots, name("then")).unwrap().node;
+    let then = layer.lookup(&Caller::ROOT, &then, name("d")).unwrap();
+    assert_ne!(then.attr.id.ino, made.attr.id.ino);
+    for number in [made.attr.id.ino, below.attr.id.ino, then.attr.id.ino] {
+        assert_eq!(getattr(number).unwrap().id.ino, number);
+    }
+    assert_eq!(numbered.parent(&numbered.node(made.attr.id.ino).unwrap()), layer.root().unwrap().attr.id.ino);
+    // Without a name, and nobody has it open.
+    let number = below.attr.id.ino;
+    drop(below);
+    layer.unlink(&Caller::ROOT, &made.node, name("f")).unwrap();
+    pool.commit().unwrap();
+    assert_eq!(getattr(number).unwrap().nlink, 0);
+    numbered.forgotten(number);
+    pool.commit().unwrap();
+    assert!(getattr(number).is_err());
+}

@@ -21,6 +21,7 @@ pub(super) fn errno(error: FileError) -> Errno {
         FileError::NoData => Errno::ENODATA,
         FileError::Range => Errno::ERANGE,
         FileError::ReadOnly => Errno::EROFS,
+        FileError::Quota | FileError::OwnerQuota => Errno::EDQUOT,
         FileError::Pool(PoolError::NoSpace) => Errno::ENOSPC,
         FileError::Pool(error) => {
             tracing::error!(%error, "the pool");

@@ -1,17 +1,18 @@
 //! Extended attributes of a dataset's files, POSIX ACLs among them: an ACL and the permission bits never contradict each other.
 
 use super::translate::{errno, kind_of};
+use super::volume::Tree;
 use crate::mem::check_xattr;
 use crate::remap::acl;
-use nacre_pool::engine::TreeTable;
-use nacre_pool::files::{AttributeChange, FileError, Files, Inode};
+use nacre_pool::files::{AttributeChange, FileError, Inode};
+use nacre_pool::rows::inode::flags::HAS_XATTRS;
 use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};
 use std::sync::Arc;
 
 /// File capabilities (capabilities(7)): a write or chown by someone without privilege takes them away.
 const CAPABILITY: &[u8] = b"security.capability";
 
-fn check(files: &Files<TreeTable>, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
+fn check(files: &Tree, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
     let row = files.attributes(inode).map_err(errno)?;
     check_xattr(kind_of(&row), name, write)
 }
@@ -23,12 +24,17 @@ fn answer(value: &[u8], buffer: &mut [u8]) -> Result<usize> {
     Ok(value.len())
 }
 
-pub(super) fn get(files: &Files<TreeTable>, inode: &Inode, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
-    check(files, inode, name, false)?;
+pub(super) fn get(files: &Tree, inode: &Inode, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+    let row = files.attributes(inode).map_err(errno)?;
+    check_xattr(kind_of(&row), name, false)?;
+    // Asked for each file of a long listing; nearly none has any.
+    if row.flags & HAS_XATTRS == 0 {
+        return Err(Errno::ENODATA);
+    }
     answer(&files.attribute(inode, name).map_err(errno)?, buffer)
 }
 
-pub(super) fn list(files: &Files<TreeTable>, inode: &Inode, buffer: &mut [u8]) -> Result<usize> {
+pub(super) fn list(files: &Tree, inode: &Inode, buffer: &mut [u8]) -> Result<usize> {
     let mut names = Vec::new();
     for name in files.attribute_names(inode).map_err(errno)? {
         names.extend(name);
@@ -37,7 +43,7 @@ pub(super) fn list(files: &Files<TreeTable>, inode: &Inode, buffer: &mut [u8]) -
     answer(&names, buffer)
 }
 
-pub(super) fn set(files: &Files<TreeTable>, inode: &Arc<Inode>, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+pub(super) fn set(files: &Tree, inode: &Arc<Inode>, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
     check(files, inode, name, true)?;
     let exists = match (flags.create, flags.replace) {
         (true, _) => Some(false),
@@ -66,7 +72,7 @@ fn ignore_missing(done: nacre_pool::files::Result<()>) -> Result<()> {
 }
 
 /// An access ACL, and the mode with it. One that says no more than a mode is not kept.
-fn set_access(files: &Files<TreeTable>, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, exists: Option<bool>) -> Result<()> {
+fn set_access(files: &Tree, inode: &Arc<Inode>, value: &[u8], kill_sgid: bool, exists: Option<bool>) -> Result<()> {
     const SET_GID: u16 = 0o2000;
     let mut mode = files.attributes(inode).map_err(errno)?.mode & 0o7777;
     if let Some(bits) = acl::mode(value)? {
@@ -82,13 +88,13 @@ fn set_access(files: &Files<TreeTable>, inode: &Arc<Inode>, value: &[u8], kill_s
     files.set_attributes(inode, &AttributeChange { permissions: Some(mode), ..Default::default() }).map(drop).map_err(errno)
 }
 
-pub(super) fn remove(files: &Files<TreeTable>, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
+pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
     check(files, inode, name, true)?;
     files.remove_attribute(inode, name).map_err(errno)
 }
 
 /// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities go with privileges.
-pub(super) fn follow_change(files: &Files<TreeTable>, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
+pub(super) fn follow_change(files: &Tree, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
     if change.kill_privileges {
         ignore_missing(files.remove_attribute(inode, CAPABILITY))?;
     }

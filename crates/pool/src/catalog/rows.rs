@@ -28,8 +28,12 @@ pub const HOLD: u8 = 0x17;
 pub const CLONE: u8 = 0x18;
 /// Kind byte of the history.
 pub const HISTORY: u8 = 0x19;
-/// Kind byte of datasets that are being destroyed.
+/// Kind byte of roots whose frames are being freed.
 pub const DOOMED: u8 = 0x1a;
+/// Kind byte of properties that were received; they hold where nothing was set.
+pub const RECEIVED: u8 = 0x1b;
+/// Kind byte of frames that several rows name.
+pub const SHARED: u8 = 0x1c;
 
 fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))
@@ -169,7 +173,8 @@ impl DatasetRow {
         to.u64(self.created_at as u64);
         put_root(&mut to, self.root.as_ref());
         to.varint(self.list.0);
-        for part in [self.usage.dataset, self.usage.snapshots, self.usage.referenced, self.usage.unique] {
+        let Usage { dataset, snapshots, referenced, unique, logical_used, logical_referenced } = self.usage;
+        for part in [dataset, snapshots, referenced, unique, logical_used, logical_referenced] {
             to.varint(part);
         }
         let (dataset, txg) = self.origin.unwrap_or_default();
@@ -188,7 +193,14 @@ impl DatasetRow {
             let (parent, name, guid) = (from.varint()?, take_name(from)?, from.u64()?);
             let (created, created_at) = (Txg(from.varint()?), from.u64()? as i64);
             let (root, list) = (take_root(from)?, ListId(from.varint()?));
-            let usage = Usage { dataset: from.varint()?, snapshots: from.varint()?, referenced: from.varint()?, unique: from.varint()? };
+            let usage = Usage {
+                dataset: from.varint()?,
+                snapshots: from.varint()?,
+                referenced: from.varint()?,
+                unique: from.varint()?,
+                logical_used: from.varint()?,
+                logical_referenced: from.varint()?,
+            };
             let (origin, origin_txg, newest) = (from.varint()?, Txg(from.varint()?), Txg(from.varint()?));
             let origin = match (origin, origin_txg) {
                 (0, Txg(0)) => None,
@@ -215,6 +227,8 @@ pub struct SnapshotRow {
     pub list: ListId,
     /// What it references, charged bytes.
     pub referenced: u64,
+    /// The same before packing, bytes.
+    pub logical: u64,
     /// It goes as soon as no clone and no hold is left.
     pub deferred: bool,
     /// How many holds there are.
@@ -234,6 +248,7 @@ impl SnapshotRow {
         put_root(&mut to, self.root.as_ref());
         to.varint(self.list.0);
         to.varint(self.referenced);
+        to.varint(self.logical);
         to.u8(self.deferred.into());
         to.varint(self.holds);
         to.varint(self.clones);
@@ -253,6 +268,7 @@ impl SnapshotRow {
                 root: take_root(from)?,
                 list: ListId(from.varint()?),
                 referenced: from.varint()?,
+                logical: from.varint()?,
                 deferred: match from.u8()? {
                     0 => false,
                     1 => true,
@@ -304,6 +320,8 @@ pub enum PropertySource {
     Local = 1,
     /// It was received with a stream.
     Received = 2,
+    /// Here it is as if nothing had been received: the value is inherited.
+    Masked = 3,
 }
 
 /// A property as it is stored: what is inherited or a default has no row.
@@ -334,10 +352,71 @@ impl PropertyRow {
         let source = match source {
             1 => PropertySource::Local,
             2 => PropertySource::Received,
+            3 => PropertySource::Masked,
             _ => return Err(damaged("the source of a property")),
         };
         let value = std::str::from_utf8(value).map_err(|_| damaged("a property that is no text"))?;
         Ok(Self { source, value: value.to_owned() })
+    }
+}
+
+/// A frame that several rows name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedRow {
+    /// How many rows name it beside the first.
+    pub more: u64,
+    /// What it is charged, bytes.
+    pub charged: u64,
+}
+
+impl SharedRow {
+    /// The row's value.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        to.varint(self.more);
+        to.varint(self.charged);
+        to.finish()
+    }
+
+    /// Reads the row's value.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        let row = whole(bytes, |from| Ok(Self { more: from.varint()?, charged: from.varint()? }))?;
+        if row.more == 0 { Err(damaged("a shared frame that nobody shares")) } else { Ok(row) }
+    }
+}
+
+/// The root of a tree that nobody uses any more: its frames are freed step by step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DoomedRow {
+    /// The root.
+    pub root: Pointer,
+    /// What was born later is freed; the rest is a snapshot's.
+    pub since: Txg,
+    /// The first key that was not freed yet.
+    pub from: Vec<u8>,
+}
+
+impl DoomedRow {
+    /// The row's value.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::default();
+        self.root.encode(&mut to);
+        to.varint(self.since.0);
+        to.string(&self.from);
+        to.finish()
+    }
+
+    /// Reads the row's value.
+    ///
+    /// # Errors
+    /// [`PoolError::Format`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
+        whole(bytes, |from| Ok(Self { root: Pointer::decode(from)?, since: Txg(from.varint()?), from: from.string()?.to_vec() }))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::rows::{self, BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
+use super::rows::{self, BookmarkRow, DatasetRow, DoomedRow, HistoryRow, PoolHead, PropertyRow, PropertySource, SharedRow, SnapshotRow};
 use crate::cache::Cache;
 use crate::deadlist::{Deadlists, Point, RowVisitor, Rows};
 use crate::error::{Damage, PoolError};
@@ -57,6 +57,12 @@ impl Catalog {
         let written = frozen.write_out(&self.context(), Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
         self.tree.settle(&frozen)?;
         Ok((written, self.tree.take_dead(txg)))
+    }
+
+    /// Whether it was changed since it was written out last.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.tree.has_changes()
     }
 
     /// The catalog as it is now, to be read without it.
@@ -150,6 +156,7 @@ impl Catalog {
         self.delete(&rows::key(rows::CHILD, &[row.parent], row.name.as_bytes()))?;
         for (name, _) in self.properties(id)? {
             self.delete(&rows::key(rows::PROPERTY, &[id], name.as_bytes()))?;
+            self.delete(&rows::key(rows::RECEIVED, &[id], name.as_bytes()))?;
         }
         self.delete(&rows::key(rows::DATASET, &[id], b""))
     }
@@ -185,27 +192,40 @@ impl Catalog {
         })
     }
 
-    /// The stored properties of a dataset (0: the pool), by name.
+    /// The stored properties of a dataset (0: the pool): what was set there by name, then what was received by name.
     ///
     /// # Errors
     /// As [`Self::head`].
     pub fn properties(&self, dataset: u64) -> Result<Vec<(String, PropertyRow)>, PoolError> {
-        self.all(rows::below(rows::PROPERTY, &[dataset]), |key, row| {
-            let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
-            Ok((name.to_owned(), PropertyRow::decode(row)?))
-        })
+        let mut all = Vec::new();
+        for kind in [rows::PROPERTY, rows::RECEIVED] {
+            all.extend(self.all(rows::below(kind, &[dataset]), |key, row| {
+                let name = std::str::from_utf8(rows::parts::<1>(key)?.1).map_err(|_| missing("the name of a property"))?;
+                Ok((name.to_owned(), PropertyRow::decode(row)?))
+            })?);
+        }
+        Ok(all)
     }
 
-    /// Sets a property, or removes it.
+    /// Sets a property, or removes what was set; what was received beside that stays.
     ///
     /// # Errors
     /// As [`Self::head`].
     pub fn set_property(&mut self, dataset: u64, name: &str, value: Option<&PropertyRow>) -> Result<(), PoolError> {
-        let key = rows::key(rows::PROPERTY, &[dataset], name.as_bytes());
+        let received = value.is_some_and(|value| value.source == PropertySource::Received);
+        let key = rows::key(if received { rows::RECEIVED } else { rows::PROPERTY }, &[dataset], name.as_bytes());
         match value {
             Some(value) => self.put(&key, &value.encode()),
             None => self.delete(&key),
         }
+    }
+
+    /// Whether a value of a property was received.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn has_received(&self, dataset: u64, name: &str) -> Result<bool, PoolError> {
+        Ok(self.get(&rows::key(rows::RECEIVED, &[dataset], name.as_bytes()))?.is_some())
     }
 
     /// A snapshot.
@@ -356,13 +376,61 @@ impl Catalog {
         }
         let own = lines.iter().skip(1).map(Vec::len).sum();
         let mut points: Vec<Point> = lines.into_iter().rev().flatten().collect();
-        points.push(Point { txg: Point::HEAD, referenced: head.usage.referenced, list: head.list });
+        points.push(Point { txg: Point::HEAD, referenced: head.usage.referenced, logical: head.usage.logical_referenced, list: head.list });
         Ok((points, own))
     }
 
     fn points(&self, dataset: u64, through: Txg) -> Result<Vec<Point>, PoolError> {
         let snapshots = self.snapshots(dataset)?.into_iter().filter(|(txg, _)| *txg <= through);
-        Ok(snapshots.map(|(txg, row)| Point { txg, referenced: row.referenced, list: row.list }).collect())
+        Ok(snapshots.map(|(txg, row)| Point { txg, referenced: row.referenced, logical: row.logical, list: row.list }).collect())
+    }
+
+    /// What is shared of a frame, by its segment and index.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn shared(&self, segment: u32, index: u32) -> Result<Option<SharedRow>, PoolError> {
+        self.typed(&shared_key(segment, index), SharedRow::decode)
+    }
+
+    /// Sets what is shared of a frame, or that nobody shares it.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_shared(&mut self, segment: u32, index: u32, row: Option<&SharedRow>) -> Result<(), PoolError> {
+        let key = shared_key(segment, index);
+        match row {
+            Some(row) => self.put(&key, &row.encode()),
+            None => self.delete(&key),
+        }
+    }
+
+    /// All frames that are shared.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn all_shared(&self) -> Result<Vec<SharedRow>, PoolError> {
+        self.all(rows::below(rows::SHARED, &[]), |_, row| SharedRow::decode(row))
+    }
+
+    /// The roots whose frames are being freed.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn doomed(&self) -> Result<Vec<DoomedRow>, PoolError> {
+        self.all(rows::below(rows::DOOMED, &[]), |_, row| DoomedRow::decode(row))
+    }
+
+    /// Notes a root whose frames are being freed, how far that has come, or that it is done.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_doomed(&mut self, root: &Pointer, row: Option<&DoomedRow>) -> Result<(), PoolError> {
+        let key = rows::key(rows::DOOMED, &[u64::from(root.segment) << 32 | u64::from(root.index)], b"");
+        match row {
+            Some(row) => self.put(&key, &row.encode()),
+            None => self.delete(&key).map(drop),
+        }
     }
 
     /// Adds a line to the history; the oldest go when there are more than `most`.
@@ -393,6 +461,11 @@ impl Catalog {
     pub fn deadlists(&mut self) -> Deadlists<'_, Self> {
         Deadlists::new(self)
     }
+}
+
+/// The key of a shared frame: both numbers in one.
+fn shared_key(segment: u32, index: u32) -> Vec<u8> {
+    rows::key(rows::SHARED, &[u64::from(segment) << 32 | u64::from(index)], b"")
 }
 
 impl Rows for Catalog {

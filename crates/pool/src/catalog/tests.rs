@@ -26,14 +26,21 @@ proptest! {
     #[test]
     fn datasets_and_snapshots_survive(name in "[a-z]{1,20}", guid: u64, at: i64, root: Option<u32>, numbers: [u64; 5], origin: bool) {
         let root = root.map(pointer);
-        let usage = Usage { dataset: numbers[0], snapshots: numbers[1], referenced: numbers[2], unique: numbers[3] };
+        let usage = Usage {
+            dataset: numbers[0],
+            snapshots: numbers[1],
+            referenced: numbers[2],
+            unique: numbers[3],
+            logical_used: numbers[4],
+            logical_referenced: numbers[0],
+        };
         let origin = origin.then_some((3, Txg(9)));
         let row = DatasetRow {
             parent: 1, name: name.clone(), guid, created: Txg(7), created_at: at, root, list: ListId(numbers[4]), usage, origin, newest: Txg(8),
         };
         prop_assert_eq!(DatasetRow::decode(&row.encode()).unwrap(), row);
         let row = SnapshotRow {
-            name, guid, created_at: at, root, list: ListId(numbers[4]), referenced: numbers[2], deferred: guid % 2 == 0, holds: 1, clones: 2,
+            name, guid, created_at: at, root, list: ListId(numbers[4]), referenced: numbers[2], logical: numbers[1], deferred: guid % 2 == 0, holds: 1, clones: 2,
         };
         prop_assert_eq!(SnapshotRow::decode(&row.encode()).unwrap(), row);
         let row = HistoryRow { at, txg: Txg(guid), uid: 5, internal: true, host: "h".to_owned(), text: "create".to_owned() };

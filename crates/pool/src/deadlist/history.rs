@@ -4,7 +4,7 @@
 //! A history is the line of points that a head descends from, the oldest first, the snapshots of its origins included, itself last. Positions are
 //! indices into it.
 
-use super::{Births, Deadlists, ListId, Rows, damaged};
+use super::{Births, Dead, Deadlists, ListId, Rows, Totals, damaged};
 use crate::error::PoolError;
 use crate::pointer::Txg;
 use crate::space::{Change, Usage};
@@ -16,6 +16,8 @@ pub struct Point {
     pub txg: Txg,
     /// What it references, charged bytes.
     pub referenced: u64,
+    /// The same before packing, bytes.
+    pub logical: u64,
     /// What the point before references and it does not.
     pub list: ListId,
 }
@@ -23,6 +25,33 @@ pub struct Point {
 impl Point {
     /// The txg of a head: after everything.
     pub const HEAD: Txg = Txg(u64::MAX);
+
+    fn extent(&self) -> Extent {
+        Extent { charged: self.referenced, logical: self.logical }
+    }
+}
+
+/// How much something is: as it is charged, and before packing. Bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extent {
+    charged: u64,
+    logical: u64,
+}
+
+impl Extent {
+    fn of(totals: &Totals) -> Self {
+        Self { charged: totals.bytes, logical: totals.logical }
+    }
+
+    fn less(self, other: Self) -> Result<Self, PoolError> {
+        let less = |from: u64, bytes| from.checked_sub(bytes).ok_or_else(|| damaged("a deadlist that holds more than its snapshot"));
+        Ok(Self { charged: less(self.charged, other.charged)?, logical: less(self.logical, other.logical)? })
+    }
+
+    fn more(self, other: Self) -> Result<Self, PoolError> {
+        let more = |to: u64, bytes| to.checked_add(bytes).ok_or_else(|| damaged("the totals of deadlists"));
+        Ok(Self { charged: more(self.charged, other.charged)?, logical: more(self.logical, other.logical)? })
+    }
 }
 
 /// What becomes of a frame that a head does not reference any more.
@@ -39,13 +68,15 @@ pub enum Fate {
 ///
 /// # Errors
 /// [`PoolError::Format`] for a length of more than 63 bits.
-pub fn killed(birth: Txg, charged: u64, newest: Txg, origin: Txg) -> Result<(Fate, Change), PoolError> {
-    let bytes = i64::try_from(charged).map_err(|_| damaged("the length of a dead frame"))?;
-    if birth > newest {
-        return Ok((Fate::Freed, Change::written(-bytes)));
+pub fn killed(dead: &Dead, newest: Txg, origin: Txg) -> Result<(Fate, Change), PoolError> {
+    let bytes = i64::try_from(dead.charged).map_err(|_| damaged("the length of a dead frame"))?;
+    let logical = i64::from(dead.logical);
+    if dead.birth > newest {
+        return Ok((Fate::Freed, Change::stored(-bytes, -logical)));
     }
-    let own = if birth > origin { bytes } else { 0 };
-    Ok((Fate::Listed, Change { dataset: -own, snapshots: own, referenced: -bytes, unique: 0 }))
+    let own = if dead.birth > origin { bytes } else { 0 };
+    let change = Change { dataset: -own, snapshots: own, referenced: -bytes, unique: 0, logical_used: 0, logical_referenced: -logical };
+    Ok((Fate::Listed, change))
 }
 
 impl<R: Rows + ?Sized> Deadlists<'_, R> {
@@ -54,10 +85,14 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     /// # Errors
     /// Those of the rows; [`PoolError::Format`] for figures that cannot be, and positions outside the history, as for all here.
     pub fn shared(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
+        Ok(self.shared_extent(history, earlier, later)?.charged)
+    }
+
+    fn shared_extent(&self, history: &[Point], earlier: usize, later: usize) -> Result<Extent, PoolError> {
         let point = at(history, earlier)?;
-        let mut shared = point.referenced;
+        let mut shared = point.extent();
         for next in between(history, earlier, later)? {
-            shared = less(shared, self.totals(next.list, Births::through(point.txg))?.bytes)?;
+            shared = shared.less(Extent::of(&self.totals(next.list, Births::through(point.txg))?))?;
         }
         Ok(shared)
     }
@@ -67,7 +102,11 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     /// # Errors
     /// As [`Self::shared`].
     pub fn written_since(&self, history: &[Point], earlier: usize, later: usize) -> Result<u64, PoolError> {
-        less(at(history, later)?.referenced, self.shared(history, earlier, later)?)
+        Ok(self.since(history, earlier, later)?.charged)
+    }
+
+    fn since(&self, history: &[Point], earlier: usize, later: usize) -> Result<Extent, PoolError> {
+        at(history, later)?.extent().less(self.shared_extent(history, earlier, later)?)
     }
 
     /// What a snapshot references and neither its neighbours nor anybody but its clones: the property `used` of a snapshot. Bytes.
@@ -85,11 +124,11 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     pub fn used_by_range(&self, history: &[Point], first: usize, last: usize) -> Result<u64, PoolError> {
         let after = first.checked_sub(1).and_then(|previous| history.get(previous)).map_or(Txg(0), |point| point.txg);
         let births = Births { after, through: at(history, last)?.txg };
-        let mut sum = 0u64;
+        let mut sum = Extent::default();
         for next in between(history, first, last.saturating_add(1))? {
-            sum = more(sum, self.totals(next.list, births)?.bytes)?;
+            sum = sum.more(Extent::of(&self.totals(next.list, births)?))?;
         }
-        Ok(sum)
+        Ok(sum.charged)
     }
 
     /// The counters of the head at the end of a history; `own` is the position of its oldest own snapshot, or its own. What a catalog counts as it
@@ -99,22 +138,29 @@ impl<R: Rows + ?Sized> Deadlists<'_, R> {
     /// As [`Self::shared`].
     pub fn usage(&self, history: &[Point], own: usize) -> Result<Usage, PoolError> {
         let head = history.len().checked_sub(1).ok_or_else(|| damaged("a history without a head"))?;
-        let referenced = at(history, head)?.referenced;
+        let referenced = at(history, head)?.extent();
         let origin = own.checked_sub(1);
         let dataset = match origin {
-            Some(origin) => self.written_since(history, origin, head)?,
+            Some(origin) => self.since(history, origin, head)?,
             None => referenced,
         };
         let unique = match head.checked_sub(1) {
-            Some(newest) => self.written_since(history, newest, head)?,
+            Some(newest) => self.since(history, newest, head)?,
             None => referenced,
         };
         let births = Births::after(origin.map_or(Ok(Txg(0)), |origin| at(history, origin).map(|point| point.txg))?);
-        let mut snapshots = 0u64;
+        let mut snapshots = Extent::default();
         for point in history.get(own..).unwrap_or_default() {
-            snapshots = more(snapshots, self.totals(point.list, births)?.bytes)?;
+            snapshots = snapshots.more(Extent::of(&self.totals(point.list, births)?))?;
         }
-        Ok(Usage { dataset, snapshots, referenced, unique })
+        Ok(Usage {
+            dataset: dataset.charged,
+            snapshots: snapshots.charged,
+            referenced: referenced.charged,
+            unique: unique.charged,
+            logical_used: dataset.more(snapshots)?.logical,
+            logical_referenced: referenced.logical,
+        })
     }
 }
 
@@ -126,12 +172,4 @@ fn at(history: &[Point], position: usize) -> Result<&Point, PoolError> {
 fn between(history: &[Point], earlier: usize, later: usize) -> Result<&[Point], PoolError> {
     let range = earlier.saturating_add(1)..later.saturating_add(1);
     history.get(range).ok_or_else(|| damaged("a position outside a history"))
-}
-
-fn less(from: u64, bytes: u64) -> Result<u64, PoolError> {
-    from.checked_sub(bytes).ok_or_else(|| damaged("a deadlist that holds more than its snapshot"))
-}
-
-fn more(to: u64, bytes: u64) -> Result<u64, PoolError> {
-    to.checked_add(bytes).ok_or_else(|| damaged("the totals of deadlists"))
 }

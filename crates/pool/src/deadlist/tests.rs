@@ -55,7 +55,7 @@ proptest! {
 
     #[test]
     fn entries_survive(segment: u32, index: u32, units in 0u64..1 << 40, birth: u64, shared: bool) {
-        let entry = Dead { segment, index, charged: units * 16, birth: Txg(birth), shared };
+        let entry = Dead { segment, index, charged: units * 16, logical: index, birth: Txg(birth), shared };
         let mut to = Writer::default();
         entry.encode(&mut to);
         prop_assert!(to.len() <= ENTRY_BYTES);
@@ -77,5 +77,5 @@ fn an_entry_is_its_pointer() {
         birth: Txg(6),
         checksum: [0; 16],
     };
-    assert_eq!(Dead::of(&pointer, true), Dead { segment: 3, index: 4, charged: 192, birth: Txg(6), shared: true });
+    assert_eq!(Dead::of(&pointer, true), Dead { segment: 3, index: 4, charged: 192, logical: 4096, birth: Txg(6), shared: true });
 }

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
@@ -89,6 +90,11 @@ impl Device for FileDevice {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             Err(other) => Err(other.into()),
         }
+    }
+
+    fn begin_sync(&self, offset: u64, length: u64) {
+        // A hint: the sync that follows tells whether it could be written.
+        let _ = nacre_sys::writeback::start(self.file.as_fd(), offset, length);
     }
 
     fn expect(&self, offset: u64, length: u64) {

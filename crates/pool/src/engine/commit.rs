@@ -4,6 +4,7 @@
 //! the same commit that makes their owners unreachable.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 
@@ -11,13 +12,16 @@ use super::dataset::{Dataset, Taken};
 use super::{Admin, Pool, as_pool_error};
 use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
+use crate::files::Stored;
 use crate::frames::Packing;
-use crate::pointer::{ChecksumKind, Pointer, Txg};
+use crate::pointer::{ChecksumKind, Txg};
 use crate::space::Change;
 use crate::tree::{Context, commit::Form};
 
 /// How many frames of destroyed snapshots and datasets one commit frees: so that none takes long.
 const FREED_AT_ONCE: usize = 20_000;
+/// How many rows of inodes without a name one commit frees; what is left goes with the next, or between.
+const LET_GO_AT_ONCE: u64 = 64 << 10;
 
 impl Pool {
     /// Makes everything durable that was done before the call.
@@ -26,6 +30,27 @@ impl Pool {
     /// Those of the store: the pool is suspended then.
     pub fn commit(&self) -> Result<Txg, PoolError> {
         self.commit_with(|_, txg| Ok(txg))
+    }
+
+    /// Makes a txg durable: by a commit, or by waiting for the one that holds it. Whoever waits meanwhile shares it.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub(super) fn commit_through(&self, wanted: Txg) -> Result<(), PoolError> {
+        let mut admin = self.admin.lock();
+        if self.committed.load(Ordering::Acquire) >= wanted.0 {
+            return Ok(());
+        }
+        self.commit_under(&mut admin, |_, _| Ok(()))
+    }
+
+    pub(super) fn open_datasets(&self) -> Vec<Arc<Dataset>> {
+        self.datasets.read().values().cloned().collect()
+    }
+
+    /// Whether something that was destroyed is being freed still.
+    pub(super) fn is_freeing(&self) -> bool {
+        self.freeing.load(Ordering::Relaxed)
     }
 
     /// A commit of which `administer` is a part: it sees the datasets as this commit leaves them. Where it refuses, the commit is made without what it did,
@@ -48,6 +73,7 @@ impl Pool {
             Ok(answer) => answer,
             Err(error) => {
                 admin.failed = Some(error.clone());
+                self.throttle.fail(&error);
                 Err(error)
             }
         }
@@ -59,12 +85,11 @@ impl Pool {
         admin: &mut MutexGuard<'_, Admin>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<Result<R, PoolError>, PoolError> {
-        let datasets: Vec<Arc<Dataset>> = self.datasets.read().values().cloned().collect();
+        let datasets = self.open_datasets();
         for dataset in &datasets {
             // Most of it while operations go on, so that they wait shortly.
-            dataset.files().free_let_go().map_err(as_pool_error)?;
-            let entered = self.gate.enter();
-            dataset.files().flush(entered.txg()).map_err(as_pool_error)?;
+            dataset.files().free_let_go(LET_GO_AT_ONCE).map_err(as_pool_error)?;
+            dataset.files().flush_most().map_err(as_pool_error)?;
         }
         let log = self.log.get();
         let (txg, taken, last) = self.gate.advance(|txg| {
@@ -72,17 +97,22 @@ impl Pool {
             (txg, taken, log.map(|log| log.newest()))
         });
         admin.catalog.set_txg(txg);
-        for taken in taken? {
+        let taken = taken?;
+        // All that came to be shared is counted before anything is freed.
+        taken.iter().try_for_each(|taken| admin.share(&taken.shared))?;
+        for taken in taken {
             self.write_dataset(admin, txg, taken)?;
         }
         let answer = administer(admin, txg);
         self.free_some(admin, txg)?;
         let (written, dead) = admin.catalog.write_out(txg)?;
         for pointer in &dead {
-            self.release(&Dead::of(pointer, false), txg)?;
+            self.free(&Dead::of(pointer, false), txg)?;
         }
         let start = log.map_or_else(Default::default, |log| log.start_after(txg));
         self.storage.commit(txg, written.root, start)?;
+        self.committed.store(txg.0, Ordering::Release);
+        self.desk.measure();
         if let (Some(log), Some(last)) = (log, last) {
             log.committed(txg, last);
         }
@@ -91,37 +121,38 @@ impl Pool {
 
     /// Writes a dataset's tree out and settles its accounts.
     fn write_dataset(&self, admin: &mut Admin, txg: Txg, taken: Taken) -> Result<(), PoolError> {
-        let Taken { dataset, frozen, written, mut freed } = taken;
-        if !frozen.is_dirty() && written == 0 && freed.is_empty() {
-            dataset.files().with_table(|table| table.tree.settle(&frozen))?;
-            return Ok(());
+        let Taken { dataset, frozen, written, mut freed, .. } = taken;
+        if !frozen.is_dirty() && written == Stored::default() && freed.is_empty() {
+            dataset.files().with_table(|table| table.settle(&frozen))?;
+            return admin.desk.settle(dataset.id(), txg, Change::default());
         }
         let context = Context { frames: &*self.frames, cache: &self.cache };
         let tree = frozen.write_out(&context, Form { txg, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 })?;
         let dead = dataset.files().with_table(|table| {
-            table.tree.settle(&frozen)?;
+            table.settle(&frozen)?;
             Ok::<_, PoolError>(table.tree.take_dead(txg))
         })?;
-        freed.extend(dead);
+        freed.extend(dead.iter().map(|pointer| Dead::of(pointer, false)));
         let mut row = admin.catalog.dataset(dataset.id())?;
         row.root = tree.root;
         admin.catalog.set_dataset(dataset.id(), &row)?;
-        self.account(admin, dataset.id(), txg, written + tree.bytes, &freed)
+        let written = written.and(tree.bytes, tree.logical);
+        self.account(admin, dataset.id(), txg, written, &freed)
     }
 
     /// Applies the free rule to what a head does not reference any more, and counts what it has written.
-    pub(super) fn account(&self, admin: &mut Admin, id: u64, txg: Txg, written: u64, freed: &[Pointer]) -> Result<(), PoolError> {
+    pub(super) fn account(&self, admin: &mut Admin, id: u64, txg: Txg, written: Stored, freed: &[Dead]) -> Result<(), PoolError> {
         let mut row = admin.catalog.dataset(id)?;
         let origin = row.origin.map_or(Txg(0), |(_, txg)| txg);
-        let mut change = Change::written(i64::try_from(written).map_err(|_| too_much())?);
+        let bytes = |bytes: u64| i64::try_from(bytes).map_err(|_| too_much());
+        let mut change = Change::stored(bytes(written.charged)?, bytes(written.logical)?);
         let mut listed = Vec::new();
-        for pointer in freed {
-            let dead = Dead::of(pointer, false);
-            let (fate, of_it) = killed(dead.birth, dead.charged, row.newest, origin)?;
-            change = sum(change, of_it)?;
+        for dead in freed {
+            let (fate, of_it) = killed(dead, row.newest, origin)?;
+            change = change.and(of_it)?;
             match fate {
-                Fate::Freed => self.release(&dead, txg)?,
-                Fate::Listed => listed.push(dead),
+                Fate::Freed => self.release(admin, dead, txg)?,
+                Fate::Listed => listed.push(*dead),
             }
         }
         if !listed.is_empty() {
@@ -129,35 +160,23 @@ impl Pool {
             let history: Vec<Txg> = points.iter().map(|point| point.txg).filter(|txg| *txg != crate::deadlist::Point::HEAD).collect();
             admin.catalog.deadlists().append(row.list, &history, &listed)?;
         }
-        admin.forest.charge(id, change)?;
-        row.usage = admin.forest.usage(id)?;
+        admin.desk.settle(id, txg, change)?;
+        row.usage = admin.forest().usage(id)?;
         admin.catalog.set_dataset(id, &row)
     }
 
     /// Frees a part of what destroyed snapshots and datasets have left.
     fn free_some(&self, admin: &mut Admin, txg: Txg) -> Result<(), PoolError> {
         let freeing = admin.catalog.head()?.freeing;
-        for dead in admin.catalog.deadlists().drain(freeing, FREED_AT_ONCE)? {
-            self.release(&dead, txg)?;
-        }
+        let due = admin.catalog.deadlists().drain(freeing, FREED_AT_ONCE)?;
+        due.iter().try_for_each(|dead| self.release(admin, dead, txg))?;
+        // What has begun to be freed is more than what one look finds.
+        let doomed = due.len() >= FREED_AT_ONCE || self.free_doomed(admin, txg)?;
+        self.freeing.store(doomed || !due.is_empty(), Ordering::Relaxed);
         Ok(())
-    }
-
-    pub(super) fn release(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
-        self.storage.free(dead, txg)
     }
 }
 
 fn too_much() -> PoolError {
     PoolError::Format(crate::error::Damage::Structure("a space counter out of bounds"))
-}
-
-fn sum(a: Change, b: Change) -> Result<Change, PoolError> {
-    let add = |a: i64, b: i64| a.checked_add(b).ok_or_else(too_much);
-    Ok(Change {
-        dataset: add(a.dataset, b.dataset)?,
-        snapshots: add(a.snapshots, b.snapshots)?,
-        referenced: add(a.referenced, b.referenced)?,
-        unique: add(a.unique, b.unique)?,
-    })
 }

@@ -1,76 +1,40 @@
 //! One live dataset: its files over its tree, and what a commit takes of it.
 
-use std::ops::Range;
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
+
+use super::properties::{Bounds, access_times};
+use super::tree_table::TreeTable;
 use super::{Pool, as_pool_error};
-use crate::cache::Cache;
+use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::files::{Batch, Files, Ground, Recorder, Table};
-use crate::frames::Frames;
+use crate::files::{Admission, Files, Ground, Recorder, Rules, Stored, Storing};
 use crate::pointer::{Pointer, Txg};
-use crate::tree::{Context, Frozen, Settings, Tree};
-
-/// The rows of a dataset in its tree.
-pub struct TreeTable {
-    pub(super) tree: Tree,
-    frames: Arc<dyn Frames>,
-    cache: Arc<Cache>,
-}
-
-impl std::fmt::Debug for TreeTable {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TreeTable").field("tree", &self.tree).finish_non_exhaustive()
-    }
-}
-
-impl Table for TreeTable {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError> {
-        self.tree.get(&Context { frames: &*self.frames, cache: &self.cache }, key)
-    }
-
-    fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError> {
-        let context = Context { frames: &*self.frames, cache: &self.cache };
-        let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
-        // The view is gone before the table can be changed again: the lock is held for as long.
-        let mut cursor = self.tree.view().cursor(context, &range.start, end)?;
-        while let Some((key, row)) = cursor.next()? {
-            if !visit(key, row) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
-        let context = Context { frames: &*self.frames, cache: &self.cache };
-        for change in batch.changes() {
-            match &change.row {
-                Some(row) => self.tree.put(&context, txg, &change.key, row)?,
-                None => {
-                    self.tree.remove(&context, txg, &change.key)?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
+use crate::properties::Behaviour;
+use crate::rows::OwnerKind;
+use crate::space::OwnerQuota;
+use crate::tree::Frozen;
 
 /// A dataset that is in use.
 #[derive(Debug)]
 pub struct Dataset {
     id: u64,
     files: Files<TreeTable>,
+    behaviour: RwLock<Behaviour>,
 }
 
 /// What a commit takes of a dataset while nobody is inside.
 pub(super) struct Taken {
     pub(super) dataset: Arc<Dataset>,
     pub(super) frozen: Frozen,
-    /// What new content frames are charged, bytes.
-    pub(super) written: u64,
+    /// What new content frames are.
+    pub(super) written: Stored,
     /// Content frames that no row names any more.
-    pub(super) freed: Vec<Pointer>,
+    pub(super) freed: Vec<Dead>,
+    /// Frames that rows have come to share.
+    pub(super) shared: Vec<Pointer>,
 }
 
 impl Dataset {
@@ -81,12 +45,13 @@ impl Dataset {
             frames: Arc::clone(&pool.content),
             clock: Arc::clone(&pool.clock),
             storing: pool.storing(),
+            throttle: Arc::clone(&pool.throttle),
+            admission: Arc::clone(&pool.desk) as Arc<dyn Admission>,
         }
     }
 
-    fn table(pool: &Pool, id: u64, root: Option<Pointer>) -> TreeTable {
-        let tree = Tree::open(root, id, Settings::default());
-        TreeTable { tree, frames: Arc::clone(&pool.frames), cache: Arc::clone(&pool.cache) }
+    pub(super) fn table(pool: &Pool, id: u64, root: Option<Pointer>) -> TreeTable {
+        TreeTable::open((id, root), &pool.frames, &pool.cache, &pool.throttle)
     }
 
     /// A dataset with an empty root directory.
@@ -105,7 +70,7 @@ impl Dataset {
         if let Some(log) = pool.log.get() {
             files.record_to(Arc::clone(log) as Arc<dyn Recorder>);
         }
-        Self { id, files }
+        Self { id, files, behaviour: RwLock::default() }
     }
 
     /// Its number.
@@ -114,16 +79,36 @@ impl Dataset {
         self.id
     }
 
+    /// What its properties say now.
+    #[must_use]
+    pub fn behaviour(&self) -> Behaviour {
+        *self.behaviour.read()
+    }
+
+    /// From now on these properties hold.
+    pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: HashMap<(OwnerKind, u32), OwnerQuota>) {
+        let record_shift = behaviour.record_shift.min(bounds.record_shift);
+        self.files.set_storing(Storing { record_shift, packing: behaviour.packing, checksum: behaviour.checksum });
+        self.files.set_rules(Rules { read_only: behaviour.readonly, access: access_times(&behaviour), quotas });
+        *self.behaviour.write() = behaviour;
+    }
+
     /// Its files.
     #[must_use]
     pub fn files(&self) -> &Files<TreeTable> {
         &self.files
     }
 
+    /// Whether a commit has anything to do for it.
+    pub(super) fn has_changes(&self) -> bool {
+        self.files.has_changes() || self.files.look_at_table(|table| table.tree.has_changes())
+    }
+
     /// Flushes and freezes. Called while nobody is inside.
     pub(super) fn take(self: &Arc<Self>, txg: Txg) -> Result<Taken, PoolError> {
         self.files.flush(txg).map_err(as_pool_error)?;
         let frozen = self.files.with_table(|table| table.tree.freeze());
-        Ok(Taken { dataset: Arc::clone(self), frozen, written: self.files.take_written(), freed: self.files.take_freed() })
+        let (written, freed, shared) = (self.files.take_written(), self.files.take_freed(), self.files.take_shared());
+        Ok(Taken { dataset: Arc::clone(self), frozen, written, freed, shared })
     }
 }

@@ -9,6 +9,7 @@ use crate::error::PoolError;
 use crate::files::{self, Inode, Recorder};
 use crate::log::{self, Area, Change, Flushed, Log, Record, Replayed, Ring, Ticket};
 use crate::pointer::Txg;
+use crate::properties::SyncMode;
 
 /// The log, as the files of all datasets record into it.
 pub(super) struct PoolLog {
@@ -39,9 +40,12 @@ impl PoolLog {
         self.log.committed(txg, last);
     }
 
-    /// Whether everything up to the ticket is durable now.
-    fn flush(&self, through: Ticket) -> Result<bool, PoolError> {
-        Ok(self.log.flush(through)? == Flushed::Durable)
+    /// Makes everything up to the ticket durable; or names the txg whose commit does.
+    fn flush(&self, through: Ticket) -> Result<Option<Txg>, PoolError> {
+        Ok(match self.log.flush(through)? {
+            Flushed::Durable => None,
+            Flushed::NeedsCommit(txg) => Some(txg),
+        })
     }
 }
 
@@ -65,14 +69,13 @@ impl Pool {
         if let Some(sequence) = lost {
             tracing::error!(sequence, "a block of the intent log is damaged: what was synced after it is lost");
         }
-        if records > 0 {
-            let datasets: Vec<Arc<Dataset>> = self.datasets.read().values().cloned().collect();
-            for dataset in datasets {
-                dataset.files().free_orphans().map_err(as_pool_error)?;
-            }
-        }
         self.start_log(ring);
         if records > 0 {
+            // What was replayed leaves memory first: what waits there of an inode would come into the table again after it was freed.
+            self.commit()?;
+            for dataset in self.open_datasets() {
+                dataset.files().free_orphans().map_err(as_pool_error)?;
+            }
             self.commit()?;
         }
         Ok(())
@@ -83,6 +86,10 @@ impl Pool {
     /// # Errors
     /// Those of the engine.
     pub fn sync_file(&self, dataset: &Dataset, inode: &Arc<Inode>) -> files::Result<()> {
+        if dataset.behaviour().sync == SyncMode::Disabled {
+            // Durable with the next commit, as whoever set the property wants it.
+            return Ok(self.throttle.check()?);
+        }
         let through = match self.log.get() {
             None => None,
             Some(log) => match dataset.files().record_content(inode)? {
@@ -103,11 +110,18 @@ impl Pool {
     }
 
     fn sync_through(&self, through: Option<Ticket>) -> Result<(), PoolError> {
-        if let (Some(log), Some(ticket)) = (self.log.get(), through)
-            && log.flush(ticket)?
-        {
-            return Ok(());
+        let (Some(log), Some(ticket)) = (self.log.get(), through) else {
+            // What was done before this call is in the open txg, or in one before.
+            let txg = self.gate.enter().txg();
+            return self.commit_through(txg);
+        };
+        // The commit may be of an earlier txg than the record: it only has to be over before anything may be logged.
+        while let Some(txg) = log.flush(ticket)? {
+            self.commit_through(txg)?;
         }
-        self.commit().map(drop)
+        if log.log.is_half_full() {
+            self.throttle.ask();
+        }
+        Ok(())
     }
 }

@@ -2,12 +2,13 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Storage;
+use super::{Storage, Work};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::log::Start;
 use crate::pointer::{Pointer, Txg};
-use crate::store::{Commit, Store};
+use crate::space::Purpose;
+use crate::store::{Commit, Space, Store};
 
 impl Storage for Store {
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError> {
@@ -23,5 +24,24 @@ impl Storage for Store {
 
     fn size(&self) -> u64 {
         self.space().size
+    }
+
+    fn room(&self, purpose: Purpose) -> u64 {
+        let Space { free, slop, .. } = self.space();
+        free.saturating_sub(match purpose {
+            Purpose::Write => slop,
+            Purpose::Free => slop / 2,
+            Purpose::Destroy => slop / 4,
+        })
+    }
+
+    fn largest_frame(&self) -> u64 {
+        Self::largest_frame(self)
+    }
+
+    fn tend(&self, budget: u64) -> Result<Work, PoolError> {
+        let trimming = self.trim_step()?;
+        let cleaned = self.clean_step(budget)?;
+        Ok(if trimming || cleaned.more { Work::More } else { Work::None })
     }
 }

@@ -13,10 +13,15 @@ use crate::files::{Inode, MayReplace, NewInode, ParentView};
 use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
+mod running;
+mod space;
+
 /// Frames in a map; the freed go with the commit.
 #[derive(Default)]
 struct MapStorage {
     state: Mutex<MapState>,
+    /// How large it is where that matters, bytes.
+    size: AtomicU64,
 }
 
 /// A frame's content and birth.
@@ -25,6 +30,7 @@ type Stored = (Arc<[u8]>, Txg);
 #[derive(Default)]
 struct MapState {
     frames: HashMap<(u32, u32), Stored>,
+    charged: u64,
     next: u32,
     freed: Vec<(u32, u32)>,
     durable: (Txg, Option<Pointer>),
@@ -59,6 +65,9 @@ impl Frames for MapStorage {
             checksum: [0; 16],
         };
         state.frames.insert((1, pointer.index), (frame.content.into(), frame.birth));
+        state.charged += pointer.charged();
+        let kept = (self.size() / 64).min(1 << 20);
+        assert!(state.charged + kept <= self.size(), "more is written than there is room for");
         Ok(pointer)
     }
 }
@@ -76,13 +85,28 @@ impl Storage for MapStorage {
         let mut state = self.state.lock();
         state.durable = (txg, catalog);
         for name in std::mem::take(&mut state.freed) {
-            state.frames.remove(&name);
+            let (content, _) = state.frames.remove(&name).unwrap();
+            state.charged -= (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16);
         }
         Ok(())
     }
 
     fn size(&self) -> u64 {
-        1 << 40
+        match self.size.load(Ordering::Relaxed) {
+            0 => 1 << 40,
+            size => size,
+        }
+    }
+
+    fn room(&self, purpose: crate::space::Purpose) -> u64 {
+        crate::space::usable(self.size(), purpose).saturating_sub(self.stored())
+    }
+}
+
+impl MapStorage {
+    /// What its frames are charged, bytes.
+    fn stored(&self) -> u64 {
+        self.state.lock().charged
     }
 }
 
@@ -104,6 +128,8 @@ fn reopen(storage: &Arc<MapStorage>) -> Pool {
         let durable = state.durable;
         // What no commit named is not there after a crash.
         state.frames.retain(|_, (_, birth)| *birth <= durable.0);
+        state.charged =
+            state.frames.values().map(|(content, _)| (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16)).sum();
         state.freed.clear();
         durable
     };
@@ -143,13 +169,17 @@ fn contents<T: crate::files::Table>(files: &crate::files::Files<T>) -> Tree {
     read.collect()
 }
 
-/// Collects everything that a root reaches.
+/// Collects everything that a root reaches: frames by their names; one that a row shares by that row and since when as well.
 #[derive(Default)]
-struct Reached(HashMap<(u32, u32), u64>);
+struct Reached(HashMap<(u32, u32, Txg, Vec<u8>), u64>);
 
 impl Reached {
     fn note(&mut self, pointer: &Pointer) {
-        self.0.insert((pointer.segment, pointer.index), pointer.charged());
+        self.0.insert((pointer.segment, pointer.index, Txg(0), Vec::new()), pointer.charged());
+    }
+
+    fn names(&self) -> BTreeMap<(u32, u32), u64> {
+        self.0.iter().map(|((segment, index, ..), charged)| ((*segment, *index), *charged)).collect()
     }
 }
 
@@ -161,9 +191,13 @@ impl Visitor for Reached {
 
     fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         if key.first() == Some(&keys::EXTENT)
-            && let Some(pointer) = Extent::decode(value)?.pointer()
+            && let Some(dead) = Extent::decode(value)?.dead()
         {
-            self.note(pointer);
+            let shared = if dead.shared { (dead.birth, key.to_vec()) } else { (Txg(0), Vec::new()) };
+            self.0.insert((dead.segment, dead.index, shared.0, shared.1), dead.charged);
+        }
+        if key.first() == Some(&keys::PATCH) {
+            self.note(&crate::rows::Patch::decode(value)?.pointer);
         }
         if key.first() == Some(&keys::XATTR)
             && let Xattr::Frame(pointer) = Xattr::decode(value)?
@@ -193,6 +227,9 @@ fn check(pool: &Pool, storage: &MapStorage) {
     for _ in 0..3 {
         pool.commit().unwrap();
     }
+    while pool.is_freeing() {
+        pool.commit().unwrap();
+    }
     let root = storage.state.lock().durable.1.unwrap();
     let context = Context { frames: &*pool.frames, cache: &pool.cache };
     let mut catalog = CatalogFrames(Reached::default());
@@ -206,7 +243,7 @@ fn check(pool: &Pool, storage: &MapStorage) {
         assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
         let (history, own) = admin.catalog.history_of(id).unwrap();
         assert_eq!(row.usage, admin.catalog.deadlists().usage(&history, own).unwrap(), "usage of {id}");
-        assert_eq!(row.usage, admin.forest.usage(id).unwrap());
+        assert_eq!(row.usage, admin.forest().usage(id).unwrap());
         used += row.usage.dataset + row.usage.snapshots;
         all.0.extend(head.0);
         for (txg, snapshot) in admin.catalog.snapshots(id).unwrap() {
@@ -218,10 +255,12 @@ fn check(pool: &Pool, storage: &MapStorage) {
     }
     assert_eq!(used, all.0.values().sum::<u64>(), "what all datasets are charged");
     let top = admin.catalog.head().unwrap().root;
-    assert_eq!(admin.forest.breakdown(top).unwrap().used, used);
+    assert_eq!(admin.forest().breakdown(top).unwrap().used, used);
+    let once = all.names().values().sum::<u64>();
+    assert_eq!(admin.forest().saved(), used - once, "what sharing saves");
     all.0.extend(catalog.0.0);
     let stored: BTreeSet<_> = storage.state.lock().frames.keys().copied().collect();
-    let reached: BTreeSet<_> = all.0.keys().copied().collect();
+    let reached: BTreeSet<_> = all.names().into_keys().collect();
     assert_eq!(stored, reached);
 }
 
@@ -230,8 +269,8 @@ fn what_is_committed_is_there_after_reopening() {
     let storage = Arc::new(MapStorage::default());
     let pool = Pool::create(ground(&storage), "tank").unwrap();
     let id = pool.find("tank").unwrap().unwrap();
-    let home = pool.create_dataset(&NewDataset { parent: id, name: "home".to_owned() }).unwrap();
-    assert!(matches!(pool.create_dataset(&NewDataset { parent: id, name: "home".to_owned() }), Err(PoolError::Refused(_))));
+    let home = pool.create_dataset(&NewDataset::named(id, "home")).unwrap();
+    assert!(matches!(pool.create_dataset(&NewDataset::named(id, "home")), Err(PoolError::Refused(_))));
     put(&pool.dataset(home).unwrap(), "a", &[1; 300_000]);
     pool.commit().unwrap();
     put(&pool.dataset(home).unwrap(), "b", b"lost with the crash");
@@ -249,7 +288,7 @@ fn clones_are_promoted_and_origins_destroyed() {
     let storage = Arc::new(MapStorage::default());
     let pool = Pool::create(ground(&storage), "tank").unwrap();
     let top = pool.find("tank").unwrap().unwrap();
-    let new = |name: &str| NewDataset { parent: top, name: name.to_owned() };
+    let new = |name: &str| NewDataset::named(top, name);
     let a = pool.create_dataset(&new("a")).unwrap();
     put(&pool.dataset(a).unwrap(), "f", &[1; 200_000]);
     pool.snapshot(&[(a, "one".to_owned())]).unwrap();
@@ -285,8 +324,10 @@ fn clones_are_promoted_and_origins_destroyed() {
 #[derive(Clone, Debug)]
 enum Step {
     Put(u8, u8, u32),
+    Write(u8, u8, u32, u16),
     Remove(u8, u8),
     Rename(u8, u8, u8),
+    Share(u8, u8, u8),
     Commit,
     Snapshot(u8),
     Destroy(u8, u8, bool),
@@ -300,8 +341,10 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let one = prop_oneof![
         8 => (any::<u8>(), 0u8..8, 0u32..400_000).prop_map(|(a, b, c)| Step::Put(a, b, c)),
+        8 => (any::<u8>(), 0u8..8, 0u32..400_000, 1u16..9000).prop_map(|(a, b, c, d)| Step::Write(a, b, c, d)),
         2 => (any::<u8>(), 0u8..8).prop_map(|(a, b)| Step::Remove(a, b)),
         1 => (any::<u8>(), 0u8..8, 0u8..8).prop_map(|(a, b, c)| Step::Rename(a, b, c)),
+        4 => (any::<u8>(), 0u8..8, 0u8..8).prop_map(|(a, b, c)| Step::Share(a, b, c)),
         2 => Just(Step::Commit),
         4 => any::<u8>().prop_map(Step::Snapshot),
         3 => (any::<u8>(), any::<u8>(), any::<bool>()).prop_map(|(a, b, c)| Step::Destroy(a, b, c)),
@@ -342,6 +385,16 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
             put(&pool.dataset(id).unwrap(), &format!("f{n}"), &content);
             model.live.get_mut(&id).unwrap().insert(format!("f{n}"), content);
         }
+        Step::Write(d, n, offset, length) => {
+            let id = model.pick(d);
+            let Some(content) = model.live.get_mut(&id).unwrap().get_mut(&format!("f{n}")) else { return };
+            let (from, part) = (offset as usize % (content.len() + 1), vec![n ^ length as u8 | 1; length as usize]);
+            let dataset = pool.dataset(id).unwrap();
+            let (file, _) = dataset.files().look_up(&dataset.files().root(), format!("f{n}").as_bytes()).unwrap();
+            dataset.files().write(&file, Some(from as u64), &part).unwrap();
+            content.resize(content.len().max(from + part.len()), 0);
+            content[from..from + part.len()].copy_from_slice(&part);
+        }
         Step::Remove(d, n) => {
             let id = model.pick(d);
             let dataset = pool.dataset(id).unwrap();
@@ -362,6 +415,7 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
                 tree.insert(b, content);
             }
         }
+        Step::Share(d, a, b) => share(&pool.dataset(model.pick(d)).unwrap(), model.live.get_mut(&model.pick(d)).unwrap(), a, b),
         Step::Commit => {
             pool.commit().unwrap();
         }
@@ -396,7 +450,7 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
             let Some((txg, name)) = model.snapshot_of(id, s) else { return };
             model.named += 1;
             let top = pool.find("tank").unwrap().unwrap();
-            let new = NewDataset { parent: top, name: format!("c{}", model.named) };
+            let new = NewDataset::named(top, &format!("c{}", model.named));
             let clone = pool.clone_snapshot(id, &name, &new).unwrap();
             let tree = model.snapshots[&(id, txg)].1.clone();
             model.live.insert(clone, tree);
@@ -434,6 +488,23 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
     }
 }
 
+/// Makes a file that shares what another has; what cannot be shared is copied.
+fn share(dataset: &Dataset, tree: &mut Tree, a: u8, b: u8) {
+    let (a, b) = (format!("f{a}"), format!("f{b}"));
+    let Some(content) = tree.get(&a).cloned().filter(|_| a != b) else { return };
+    put(dataset, &b, b"");
+    let files = dataset.files();
+    let (from, _) = files.look_up(&files.root(), a.as_bytes()).unwrap();
+    let (to, _) = files.look_up(&files.root(), b.as_bytes()).unwrap();
+    let range = crate::files::Range { from: 0, to: 0, length: content.len() as u64 };
+    let shared = files.share(&from, &to, range).unwrap() as usize;
+    // Patches belong to one file.
+    let patched = files.attributes(&from).unwrap().flags & crate::rows::inode::flags::HAS_PATCHES != 0;
+    assert!(shared == content.len() || (shared == 0 && patched), "a whole file is shared");
+    files.write(&to, Some(shared as u64), &content[shared..]).unwrap();
+    tree.insert(b, content);
+}
+
 fn compare(pool: &Pool, model: &Model) {
     for (id, expected) in &model.live {
         assert!(contents(pool.dataset(*id).unwrap().files()) == *expected, "content of {id}");
@@ -452,7 +523,7 @@ proptest! {
         let storage = Arc::new(MapStorage::default());
         let mut pool = Pool::create(ground(&storage), "tank").unwrap();
         let top = pool.find("tank").unwrap().unwrap();
-        let first = pool.create_dataset(&NewDataset { parent: top, name: "first".to_owned() }).unwrap();
+        let first = pool.create_dataset(&NewDataset::named(top, "first")).unwrap();
         let mut model = Model::default();
         model.live.insert(first, Tree::default());
         for step in &steps {
@@ -514,10 +585,56 @@ fn an_fsync_while_a_commit_is_under_way_waits_for_what_that_has_taken() {
     assert_eq!(now, Tree::from([("frame".to_owned(), vec![7; 5000]), ("inline".to_owned(), vec![7; 100])]));
 }
 
+#[test]
+fn what_is_done_to_a_synced_file_takes_nothing_away_from_it() {
+    for length in [100, 3000, 70_000] {
+        let device = Arc::new(crate::device::Simulator::new("disk", 128 << 20));
+        let pool = on_device(&device, true);
+        let id = pool.find("tank").unwrap().unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        let files = dataset.files();
+        let root = files.root();
+        let find = |name: &[u8]| files.look_up(&root, name).unwrap().0;
+        // Each begins as an empty file that is committed, or not.
+        for (name, commits) in [("new", false), ("old", true), ("cut", true)] {
+            put(&dataset, name, b"");
+            if commits {
+                pool.commit().unwrap();
+            }
+            let inode = find(name.as_bytes());
+            files.write(&inode, Some(0), &vec![7; length]).unwrap();
+            pool.sync_file(&dataset, &inode).unwrap();
+        }
+        // What a kernel or a user does next: a new name, other times, an unsynced append. None of it is synced but for the names.
+        files.rename((&root, b"new"), (&root, b"renamed"), MayReplace::Yes).unwrap();
+        let times = crate::files::AttributeChange { modified: Some(crate::files::TimeChange::Now), ..Default::default() };
+        files.set_attributes(&find(b"old"), &times).unwrap();
+        files.write(&find(b"old"), None, b"unsynced").unwrap();
+        files.set_attributes(&find(b"old"), &times).unwrap();
+        // Longer without content, which is synced.
+        let longer = crate::files::AttributeChange { size: Some(200_000), ..Default::default() };
+        files.set_attributes(&find(b"cut"), &longer).unwrap();
+        pool.sync_file(&dataset, &find(b"cut")).unwrap();
+        pool.sync_names().unwrap();
+        drop((root, dataset, pool));
+        device.crash(5);
+        let pool = on_device(&device, false);
+        let mut now = contents(pool.dataset(id).unwrap().files());
+        let mut cut = vec![7; length];
+        cut.resize(200_000, 0);
+        assert!(now.remove("cut").unwrap() == cut);
+        for content in now.values_mut() {
+            content.truncate(length);
+        }
+        assert_eq!(now, Tree::from([("renamed".to_owned(), vec![7; length]), ("old".to_owned(), vec![7; length])]), "{length}");
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Put(u8, u32),
     Append(u8, u16),
+    Share(u8, u8),
     Cut(u8, u16),
     Zero(u8, u16, u16),
     Rename(u8, u8),
@@ -532,6 +649,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let one = prop_oneof![
         4 => (0u8..5, 0u32..200_000).prop_map(|(a, b)| Op::Put(a, b)),
         6 => (0u8..5, any::<u16>()).prop_map(|(a, b)| Op::Append(a, b)),
+        2 => (0u8..5, 0u8..5).prop_map(|(a, b)| Op::Share(a, b)),
         2 => (0u8..5, any::<u16>()).prop_map(|(a, b)| Op::Cut(a, b)),
         2 => (0u8..5, any::<u16>(), any::<u16>()).prop_map(|(a, b, c)| Op::Zero(a, b, c)),
         2 => (0u8..5, 0u8..5).prop_map(|(a, b)| Op::Rename(a, b)),
@@ -563,6 +681,12 @@ fn operate(pool: &Pool, id: u64, promises: &mut Promises, op: &Op) {
             put(&dataset, &name(n), &content);
             promises.kept.remove(&name(n));
             promises.live.insert(name(n), content);
+        }
+        Op::Share(a, b) => {
+            if a != b && promises.live.contains_key(&name(a)) {
+                promises.kept.remove(&name(b));
+                share(&dataset, &mut promises.live, a, b);
+            }
         }
         Op::Append(n, length) => {
             let (Some(inode), Some(content)) = (find(n), promises.live.get_mut(&name(n))) else { return };

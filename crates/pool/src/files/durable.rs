@@ -30,7 +30,8 @@ impl<T: Table> Files<T> {
     /// Those of the engine.
     pub fn record_content(&self, inode: &Arc<Inode>) -> Result<Durable> {
         let Some(recorder) = self.recorder.get() else { return Ok(Durable::Committed) };
-        let entered = self.gate.enter();
+        self.throttle.check()?;
+        let entered = self.enter_now();
         let mut edited = self.edit(inode)?;
         let row = edited.row;
         let shift = row.record_shift;
@@ -47,15 +48,22 @@ impl<T: Table> Files<T> {
             {
                 changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + part.start as u64, data });
             }
+            for (from, data) in buffered.fragments.unrecorded() {
+                changes.push(Change::Write { inode: inode.number(), offset: (record << shift) + from as u64, data });
+            }
         }
-        if changes.is_empty() && !active.changed {
+        let sized = row.file_type() == Some(FileType::Regular) && active.stored_size != row.size;
+        if changes.is_empty() && !active.changed && !sized {
             return Ok(Durable::Recorded);
         }
         changes.push(Change::Put { key: &key, value: &encoded });
         let ticket = recorder.record(entered.txg(), self.dataset, &changes);
         for buffered in active.records.values_mut() {
             buffered.unrecorded = None;
+            buffered.fragments.recorded();
         }
+        // The log has all of it now: whatever it is told of the inode next (a new name, other times) must not cut the file off again.
+        active.stored_size = row.size;
         Ok(Durable::Logged(ticket))
     }
 
@@ -64,6 +72,14 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// Those of the engine; damaged rows.
     pub fn replay(&self, change: &Change<'_>) -> Result<()> {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.replaying.store(true, Relaxed);
+        let outcome = self.replay_change(change);
+        self.replaying.store(false, Relaxed);
+        outcome
+    }
+
+    fn replay_change(&self, change: &Change<'_>) -> Result<()> {
         match change {
             Change::Write { inode, offset, data } => {
                 let inode = self.known.get(*inode);
@@ -97,6 +113,9 @@ impl<T: Table> Files<T> {
             keys::Key::Xattr { inode, name } => {
                 self.replay_attribute(key, value, inode, &name)?;
                 0
+            }
+            keys::Key::Patch { .. } => {
+                return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
             }
             keys::Key::Extent { .. } if !matches!(Extent::decode(value)?, Extent::Inline(_)) => {
                 return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
@@ -169,7 +188,7 @@ impl<T: Table> Files<T> {
         let entered = self.gate.enter();
         let mut batch = Batch::default();
         match keys::Key::decode(key)? {
-            // A record behind the end of a file, a long attribute: the frame goes with the row.
+            // A record or a patch behind the end of a file, a long attribute: the frame goes with the row.
             keys::Key::Extent { inode, .. } => {
                 let inode = self.known.get(inode);
                 let mut edited = match self.edit(&inode) {
@@ -177,6 +196,21 @@ impl<T: Table> Files<T> {
                     edited => edited?,
                 };
                 self.forget_extent(&mut edited, key, &mut batch)?;
+                edited.put(&mut batch);
+                self.apply(entered.txg(), &batch)?;
+                self.finish(&inode, edited);
+                return Ok(());
+            }
+            keys::Key::Patch { inode, record, number } => {
+                let inode = self.known.get(inode);
+                let mut edited = match self.edit(&inode) {
+                    Err(FileError::NotFound) => return Ok(()),
+                    edited => edited?,
+                };
+                let mut patches = self.stored_patches(&edited.row, inode.number(), record, record)?;
+                patches.retain(|(_, found, _)| *found == number);
+                let charged = self.drop_patches(patches, inode.number(), &mut batch);
+                self.charge(&mut edited, -(charged as i64));
                 edited.put(&mut batch);
                 self.apply(entered.txg(), &batch)?;
                 self.finish(&inode, edited);

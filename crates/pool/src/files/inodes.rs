@@ -9,10 +9,16 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::{Batch, FileError, Files, Result, Table};
+use super::patches::Fragments;
+use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
 use crate::pointer::Txg;
-use crate::rows::{FileType, Inode as Row, Timestamp, keys};
+use crate::rows::inode::flags::{HAS_PATCHES, NOATIME};
+use crate::rows::{FileType, Inode as Row, OwnerKind, Timestamp, keys};
+use crate::space::Purpose;
+
+/// What an active inode takes in memory beside its content, bytes: measured roughly.
+pub(super) const ACTIVE: u64 = 768;
 
 /// The inodes that somebody holds, and those without a name that nobody holds any more.
 #[derive(Debug, Default)]
@@ -33,9 +39,24 @@ impl Known {
         inode
     }
 
+    /// All that somebody holds.
+    pub(super) fn all(&self) -> Vec<Arc<Inode>> {
+        self.held.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Inodes without a name that nobody holds.
     pub(super) fn take_let_go(&self) -> Vec<u64> {
         std::mem::take(&mut *self.let_go.lock())
+    }
+
+    /// Inodes that are to be freed another time.
+    pub(super) fn put_let_go(&self, numbers: impl IntoIterator<Item = u64>) {
+        self.let_go.lock().extend(numbers);
+    }
+
+    /// Whether there are inodes to be freed.
+    pub(super) fn has_let_go(&self) -> bool {
+        !self.let_go.lock().is_empty()
     }
 }
 
@@ -75,7 +96,7 @@ impl Drop for Inode {
 pub(super) struct Active {
     /// The attributes as everybody sees them.
     pub(super) row: Row,
-    /// The size that the content in the table supports; what is put into the table has this one.
+    /// The size that the content in the table, or in the log, supports; what is put into the table, and so into the log, has this one.
     pub(super) stored_size: u64,
     /// Whether the row differs from the table's.
     pub(super) changed: bool,
@@ -109,9 +130,25 @@ pub(super) struct Buffered {
     pub(super) content: Vec<u8>,
     /// The part that no record of the intent log holds.
     pub(super) unrecorded: Option<Range<usize>>,
+    /// What is promised for it: at least what it will be charged. Bytes.
+    pub(super) promised: u64,
+    /// Parts of it, where the rest is not in memory; the content is empty then.
+    pub(super) fragments: Fragments,
+    /// The length of the stored content that the parts belong to, bytes.
+    pub(super) base: usize,
 }
 
 impl Buffered {
+    /// Whether only parts of it are in memory.
+    pub(super) fn is_sparse(&self) -> bool {
+        !self.fragments.is_empty()
+    }
+
+    /// What it takes, bytes.
+    pub(super) fn held(&self) -> u64 {
+        (self.content.len() + self.fragments.bytes()) as u64
+    }
+
     /// Notes that a part has changed.
     pub(super) fn changed(&mut self, part: Range<usize>) {
         self.unrecorded = Some(match self.unrecorded.take() {
@@ -214,6 +251,12 @@ impl<T: Table> Files<T> {
         if self.attributes(&inode)?.links == 0 { Err(FileError::NotFound) } else { Ok(inode) }
     }
 
+    /// The same without a look whether it exists: what is asked of it next says so.
+    #[must_use]
+    pub fn inode(&self, number: u64) -> Arc<Inode> {
+        self.known.get(number)
+    }
+
     /// The attributes.
     ///
     /// # Errors
@@ -228,6 +271,7 @@ impl<T: Table> Files<T> {
 
     /// Attributes as the table has them.
     pub(super) fn stored(&self, number: u64) -> Result<Row> {
+        self.warm(&keys::inode(number))?;
         Self::stored_in(&self.table.read(), number)
     }
 
@@ -248,7 +292,10 @@ impl<T: Table> Files<T> {
 
     /// Remembers that an inode has something to flush.
     pub(super) fn note_dirty(&self, inode: &Arc<Inode>) {
-        self.dirty.lock().entry(inode.number).or_insert_with(|| Arc::clone(inode));
+        self.dirty.lock().entry(inode.number).or_insert_with(|| {
+            self.buffered.grow(ACTIVE);
+            Arc::clone(inode)
+        });
     }
 
     /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is no longer active.
@@ -266,13 +313,21 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::IsDirectory`] or [`FileError::Invalid`] for the size of what has none, [`FileError::TooLarge`].
     pub fn set_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
-        let entered = self.gate.enter();
+        self.with_relief(|| {
+            self.admit_rows(Purpose::Free)?;
+            self.change_attributes(inode, change)
+        })
+    }
+
+    fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
+        let entered = self.enter()?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
         let now = (self.clock)();
+        self.judge_new_owner(&edited.row, change)?;
         if let Some(size) = change.size {
             match edited.file_type() {
-                FileType::Regular => self.resize(&mut edited, size, &mut batch)?,
+                FileType::Regular => self.resize(entered.txg(), &mut edited, size, &mut batch)?,
                 FileType::Directory => return Err(FileError::IsDirectory),
                 _ => return Err(FileError::Invalid),
             }
@@ -284,6 +339,9 @@ impl<T: Table> Files<T> {
             let charged = i64::try_from(before.charged).unwrap_or(i64::MAX);
             self.count_owner(&before, charged.saturating_neg(), -1);
             self.count_owner(&edited.row, charged, 1);
+            let waiting: u64 = edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
+            self.count_waiting(&before, -(waiting as i64));
+            self.count_waiting(&edited.row, waiting as i64);
         }
         edited.put(&mut batch);
         let row = edited.row;
@@ -292,7 +350,19 @@ impl<T: Table> Files<T> {
         Ok(row)
     }
 
-    /// Notes that the content was read, as `relatime` does (mount(8)): when that is not newer than the last change, or a day old.
+    /// Whether who gets a file may use so much.
+    fn judge_new_owner(&self, row: &Row, change: &AttributeChange) -> Result<()> {
+        let owners = [(OwnerKind::User, change.uid, row.uid), (OwnerKind::Group, change.gid, row.gid)];
+        for (kind, new, old) in owners {
+            if let Some(new) = new.filter(|new| *new != old) {
+                self.judge_owners(&[(kind, new)], row.charged, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that the content was read, if access times are kept; with `relatime` as mount(8) has it: when the noted time is not newer than the last
+    /// change, or a day old.
     ///
     /// # Errors
     /// Those of the engine.
@@ -302,10 +372,17 @@ impl<T: Table> Files<T> {
         let due = |row: &Row| {
             row.accessed <= row.modified || row.accessed <= row.changed || now.seconds.saturating_sub(row.accessed.seconds) >= DAY
         };
-        if !due(&self.attributes(inode)?) {
+        let access = self.rules.read().access;
+        let off = access == AccessTimes::Off || self.check_writable().is_err();
+        let row = self.attributes(inode)?;
+        if off || row.flags & NOATIME != 0 || (access == AccessTimes::Relative && !due(&row)) {
             return Ok(());
         }
+        self.throttle.check()?;
         let _entered = self.gate.enter();
+        if self.stop.is_on() {
+            return Ok(());
+        }
         let mut edited = self.edit(inode)?;
         edited.row.accessed = now;
         let row = edited.row;
@@ -357,7 +434,8 @@ fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
     }
     row.uid = change.uid.unwrap_or(row.uid);
     row.gid = change.gid.unwrap_or(row.gid);
-    row.flags = change.flags.unwrap_or(row.flags);
+    // Whether there are patches nobody but the engine knows.
+    row.flags = change.flags.map_or(row.flags, |flags| flags & !HAS_PATCHES | row.flags & HAS_PATCHES);
     let time = |change: Option<TimeChange>, old| match change {
         None => old,
         Some(TimeChange::Now) => now,

@@ -2,10 +2,15 @@
 //!
 //! An entry's sequence is the cookie: it is unique, never given twice, and stays while the name stays; so a listing may be left and taken up again at any
 //! time, over a remount as well, and shows every name that is there throughout exactly once.
+//!
+//! Inodes are numbered in the order in which their names were made, so the attributes of a directory's files lie together as well: where they do, they
+//! are read in one pass beside that over the names, not one by one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{FileError, Files, Inode, Result, Table};
+use crate::error::PoolError;
 use crate::rows::{Entry, FileType, Inode as Row, keys};
 
 /// An entry of a directory.
@@ -23,43 +28,186 @@ pub struct Listed {
     pub file: Option<(Arc<Inode>, Row)>,
 }
 
+/// An entry of a directory as a visitor sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Where to go on behind it.
+    pub sequence: u64,
+    /// The name.
+    pub name: &'a [u8],
+    /// What it names.
+    pub number: u64,
+    /// Its type.
+    pub file_type: FileType,
+    /// Its attributes, where they were asked for.
+    pub row: Option<Row>,
+}
+
+/// So many entries are looked at under one hold of the table's lock.
+const TOGETHER: usize = 512;
+/// Attributes are read in one pass where at most so many inodes lie between the first and the last for each that is wanted.
+const DENSE: u64 = 8;
+
+/// Some entries, their names in one buffer.
+#[derive(Default)]
+struct Chunk {
+    names: Vec<u8>,
+    entries: Vec<Found>,
+}
+
+struct Found {
+    sequence: u64,
+    number: u64,
+    file_type: FileType,
+    name: Range<usize>,
+    row: Option<Row>,
+}
+
+impl Chunk {
+    fn clear(&mut self) {
+        self.names.clear();
+        self.entries.clear();
+    }
+
+    fn add(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), PoolError> {
+        let keys::Key::Entry { sequence, .. } = keys::Key::decode(key)? else { return Ok(()) };
+        let Entry { inode, file_type, name } = Entry::decode(value)?;
+        let from = self.names.len();
+        self.names.extend_from_slice(name);
+        self.entries.push(Found { sequence, number: inode, file_type, name: from..self.names.len(), row: None });
+        Ok(())
+    }
+}
+
 impl<T: Table> Files<T> {
     /// Up to `most` entries behind the sequence `behind` (0: from the beginning).
     ///
     /// # Errors
     /// [`FileError::NotDirectory`], those of the engine.
     pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<Listed>> {
+        let mut listed = Vec::new();
+        self.visit(directory, behind, attributes, most, &mut |seen| {
+            let Seen { sequence, name, number, file_type, row } = *seen;
+            let file = row.map(|row| (self.known.get(number), row));
+            listed.push(Listed { sequence, name: name.to_vec(), number, file_type, file });
+            listed.len() < most
+        })?;
+        Ok(listed)
+    }
+
+    /// Shows the entries behind the sequence `behind` (0: from the beginning) until `visit` answers false. About `expected` of them will be wanted.
+    /// The visitor may do whatever it likes: no lock is held.
+    ///
+    /// # Errors
+    /// [`FileError::NotDirectory`], those of the engine.
+    pub fn visit(
+        &self,
+        directory: &Inode,
+        behind: u64,
+        attributes: bool,
+        expected: usize,
+        visit: &mut dyn FnMut(&Seen<'_>) -> bool,
+    ) -> Result<()> {
         if self.attributes(directory)?.file_type() != Some(FileType::Directory) {
             return Err(FileError::NotDirectory);
         }
-        let mut listed = Vec::new();
+        let mut chunk = Chunk::default();
+        let mut behind = behind;
+        loop {
+            let wanted = expected.clamp(1, TOGETHER);
+            self.read_chunk(directory.number(), behind, (attributes, wanted), &mut chunk)?;
+            if attributes {
+                self.show_active(&mut chunk);
+            }
+            for found in &chunk.entries {
+                let name = chunk.names.get(found.name.clone()).unwrap_or_default();
+                let Found { sequence, number, file_type, row, .. } = *found;
+                if !visit(&Seen { sequence, name, number, file_type, row }) {
+                    return Ok(());
+                }
+                behind = sequence;
+            }
+            if chunk.entries.len() < wanted {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads the next entries, and the attributes that the table has of them, as they are at one moment.
+    fn read_chunk(&self, directory: u64, behind: u64, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
+        chunk.clear();
         let mut damage = Ok(());
         let table = self.table.read();
-        table.scan(keys::entries(directory.number(), behind.saturating_add(1)), &mut |key, row| {
-            let one = || {
-                let keys::Key::Entry { sequence, .. } = keys::Key::decode(key)? else { return Ok(None) };
-                let Entry { inode, file_type, name } = Entry::decode(row)?;
-                Ok::<_, crate::PoolError>(Some(Listed { sequence, name: name.to_vec(), number: inode, file_type, file: None }))
-            };
-            match one() {
-                Ok(entry) => listed.extend(entry),
-                Err(error) => damage = Err(error),
-            }
-            damage.is_ok() && listed.len() < most
+        table.scan(keys::entries(directory, behind.saturating_add(1)), &mut |key, value| {
+            damage = chunk.add(key, value);
+            damage.is_ok() && chunk.entries.len() < wanted
         })?;
         damage?;
-        let mut rows = Vec::new();
-        if attributes {
-            for entry in &listed {
-                rows.push(Self::stored_in(&table, entry.number)?);
+        if !attributes {
+            return Ok(());
+        }
+        // Entries made with their inodes are in the inodes' order; links and renamed files are among them anywhere.
+        let mut order: Vec<(u64, usize)> = chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
+        order.sort_unstable();
+        for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
+            Self::read_rows(&table, group, &mut chunk.entries)?;
+        }
+        if chunk.entries.iter().any(|found| found.row.is_none()) {
+            return Err(FileError::NotFound);
+        }
+        Ok(())
+    }
+
+    /// Reads the attributes of inodes that lie close together.
+    fn read_rows(table: &T, group: &[(u64, usize)], entries: &mut [Found]) -> Result<()> {
+        let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) else { return Ok(()) };
+        if group.len() < 4 {
+            for (number, at) in group {
+                if let Some(found) = entries.get_mut(*at) {
+                    found.row = Some(Self::stored_in(table, *number)?);
+                }
+            }
+            return Ok(());
+        }
+        let mut wanted = group.iter().peekable();
+        let mut damage = Ok(());
+        table.scan(keys::inode(*first).to_vec()..keys::inode(last.saturating_add(1)).to_vec(), &mut |key, value| {
+            let Ok(keys::Key::Inode(number)) = keys::Key::decode(key) else { return true };
+            while wanted.next_if(|(of, _)| *of < number).is_some() {}
+            if wanted.peek().is_none_or(|(of, _)| *of != number) {
+                return wanted.peek().is_some();
+            }
+            match Row::decode(value) {
+                Ok(row) => {
+                    // A file may have several names here.
+                    while let Some((_, at)) = wanted.next_if(|(of, _)| *of == number) {
+                        if let Some(found) = entries.get_mut(*at) {
+                            found.row = Some(row);
+                        }
+                    }
+                }
+                Err(error) => damage = Err(error),
+            }
+            damage.is_ok() && wanted.peek().is_some()
+        })?;
+        Ok(damage?)
+    }
+
+    /// What memory knows better than the table.
+    fn show_active(&self, chunk: &mut Chunk) {
+        let mut active: Vec<(usize, Arc<Inode>)> = Vec::new();
+        {
+            let dirty = self.dirty.lock();
+            if !dirty.is_empty() {
+                let known = chunk.entries.iter().enumerate();
+                active.extend(known.filter_map(|(at, found)| Some((at, Arc::clone(dirty.get(&found.number)?)))));
             }
         }
-        drop(table);
-        for (entry, stored) in listed.iter_mut().zip(rows) {
-            let inode = self.known.get(entry.number);
-            let row = inode.active.read().as_ref().map_or(stored, |active| active.shown());
-            entry.file = Some((inode, row));
+        for (at, inode) in active {
+            let shown = inode.active.read().as_ref().map(|active| active.shown());
+            if let (Some(row), Some(found)) = (shown, chunk.entries.get_mut(at)) {
+                found.row = Some(row);
+            }
         }
-        Ok(listed)
     }
 }

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use super::inodes::Editing;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
-use crate::rows::{Entry, Extent, FileType, Inode as Row, NameHint, NameTarget, Timestamp, entry, keys};
+use crate::rows::{Entry, Extent, FileType, Inode as Row, NameHint, NameTarget, OwnerKind, Timestamp, entry, keys};
+use crate::space::Purpose;
 
 /// The most names of a file, as other Linux file systems have it for their largest (XFS: 2^31 - 1).
 const LINKS_MOST: u32 = i32::MAX as u32;
@@ -68,14 +69,22 @@ impl<T: Table> Files<T> {
     /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NameTooLong`].
     pub fn look_up(&self, directory: &Inode, name: &[u8]) -> Result<(Arc<Inode>, Row)> {
         check_name(name)?;
-        let (found, stored) = {
+        self.warm(&keys::names(directory.number(), keys::name_hash(self.numbers.seed, name)).start)?;
+        let mut tries = 0..super::WARMED_MOST;
+        let (found, stored) = loop {
             let table = self.table.read();
             let Some(found) = self.find(&table, directory.number(), name)? else {
                 drop(table);
                 self.directory_row(directory)?;
                 return Err(FileError::NotFound);
             };
-            (found, Self::stored_in(&table, found.inode)?)
+            match table.absent(&keys::inode(found.inode))?.filter(|_| tries.next().is_some()) {
+                None => break (found, Self::stored_in(&table, found.inode)?),
+                Some(read) => {
+                    drop(table);
+                    read()?;
+                }
+            }
         };
         let inode = self.known.get(found.inode);
         let row = inode.active.read().as_ref().map_or(stored, |active| active.shown());
@@ -120,7 +129,20 @@ impl<T: Table> Files<T> {
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, Row)> {
         check_name(name)?;
-        let entered = self.gate.enter();
+        self.with_relief(|| {
+            self.admit_rows(Purpose::Write)?;
+            self.make_admitted(directory, name, inherited, new)
+        })
+    }
+
+    fn make_admitted(
+        &self,
+        directory: &Inode,
+        name: &[u8],
+        inherited: &[u8],
+        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+    ) -> Result<(Arc<Inode>, Row)> {
+        let entered = self.enter()?;
         let _names = self.names.lock();
         let mut parent = self.edit_directory(directory)?;
         if self.find(&self.table.read(), directory.number(), name)?.is_some() {
@@ -153,7 +175,8 @@ impl<T: Table> Files<T> {
         linkable: bool,
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, Row)> {
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        let entered = self.enter()?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
         let mut made = self.born(directory, &parent, inherited, new, (self.clock)())?;
@@ -196,6 +219,7 @@ impl<T: Table> Files<T> {
         };
         let mut made = new(&ParentView { row: parent.row, attribute, now })?;
         (made.row.accessed, made.row.modified, made.row.changed, made.row.born) = (now, now, now, now);
+        self.judge_owners(&[(OwnerKind::User, made.row.uid), (OwnerKind::Group, made.row.gid)], 0, 1)?;
         Ok(made)
     }
 
@@ -239,7 +263,8 @@ impl<T: Table> Files<T> {
     /// [`FileError::TooManyLinks`].
     pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<Row> {
         check_name(name)?;
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        let entered = self.enter()?;
         let _names = self.names.lock();
         if self.attributes(inode)?.file_type() == Some(FileType::Directory) {
             return Err(FileError::NotPermitted);
@@ -293,7 +318,8 @@ impl<T: Table> Files<T> {
 
     fn take(&self, directory: &Inode, name: &[u8], is_directory: bool) -> Result<()> {
         check_name(name)?;
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Free))?;
+        let entered = self.enter()?;
         let _names = self.names.lock();
         let mut parent = self.edit(directory)?;
         if parent.file_type() != FileType::Directory {
@@ -326,7 +352,8 @@ impl<T: Table> Files<T> {
     pub fn rename(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Free))?;
+        let entered = self.enter()?;
         let _names = self.names.lock();
         let (source, target) = {
             let table = self.table.read();

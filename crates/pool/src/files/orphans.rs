@@ -3,22 +3,56 @@
 use std::sync::atomic::Ordering;
 
 use super::{Batch, Files, Result, Table};
+use crate::deadlist::Dead;
 use crate::rows::{Extent, Inode as Row, Xattr, keys};
 
 /// How many rows one step frees: a step holds the txg open.
 const STEP: usize = 1024;
 
+/// What was freed of the inodes that nobody holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Inodes that are gone.
+    pub gone: u64,
+    /// Whether there are more to be freed.
+    pub more: bool,
+}
+
+/// What became of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freed {
+    /// It is gone.
+    Gone,
+    /// It has a name again, or was gone before.
+    Kept,
+    /// A part of it is left.
+    More,
+}
+
 impl<T: Table> Files<T> {
-    /// Frees the inodes that nobody holds any more; answers how many are gone.
+    /// Frees the inodes that nobody holds any more, until about so many rows are gone; answers what is done.
     ///
     /// # Errors
     /// Those of the engine; what is left is freed at the next start.
-    pub fn free_let_go(&self) -> Result<u64> {
-        let mut gone = 0;
-        for number in self.known.take_let_go() {
-            gone += u64::from(self.free(number)?);
+    pub fn free_let_go(&self, rows: u64) -> Result<Swept> {
+        let (mut left, mut gone) = (rows, 0);
+        let mut waiting = self.known.take_let_go().into_iter();
+        let mut outcome = Ok(());
+        while left > 0
+            && let Some(number) = waiting.next()
+        {
+            match self.free(number, &mut left) {
+                Ok(Freed::More) => self.known.put_let_go(std::iter::once(number)),
+                Ok(Freed::Gone) => gone += 1,
+                Ok(Freed::Kept) => {}
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
         }
-        Ok(gone)
+        self.known.put_let_go(waiting);
+        outcome.map(|()| Swept { gone, more: self.known.has_let_go() })
     }
 
     /// Frees all orphans of the table: after a start, when nobody can hold one. Answers how many are gone.
@@ -26,6 +60,10 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// Those of the engine.
     pub fn free_orphans(&self) -> Result<u64> {
+        self.free_orphans_but(&std::collections::HashSet::new())
+    }
+
+    pub(super) fn free_orphans_but(&self, held: &std::collections::HashSet<u64>) -> Result<u64> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::ORPHAN), &mut |key, _| {
             if let Ok(keys::Key::Orphan(number)) = keys::Key::decode(key) {
@@ -33,34 +71,40 @@ impl<T: Table> Files<T> {
             }
             true
         })?;
+        numbers.retain(|number| !held.contains(number));
         let mut gone = 0;
         for number in numbers {
-            gone += u64::from(self.free(number)?);
+            gone += u64::from(self.free(number, &mut u64::MAX.clone())? == Freed::Gone);
         }
         Ok(gone)
     }
 
-    /// Frees one inode, where it is still one without a name.
-    fn free(&self, number: u64) -> Result<bool> {
+    /// Frees one inode, where it is still one without a name, as far as so many rows go.
+    fn free(&self, number: u64, left: &mut u64) -> Result<Freed> {
         loop {
             let entered = self.gate.enter();
+            if self.stop.is_on() {
+                // Its table is being replaced: what has no name there is looked for afterwards.
+                return Ok(Freed::Kept);
+            }
             let table = self.table.read();
             // Another holder may have come through its number, and given it a name again.
             if table.get(&keys::orphan(number))?.is_none() {
-                return Ok(false);
+                return Ok(Freed::Kept);
             }
             let Some(row) = table.get(&keys::inode(number))? else {
                 drop(table);
                 let mut batch = Batch::default();
                 batch.remove(&keys::orphan(number));
                 self.apply(entered.txg(), &batch)?;
-                return Ok(false);
+                return Ok(Freed::Kept);
             };
             let mut row = Row::decode(&row)?;
             let mut batch = Batch::default();
             let (freed, complete) = self.collect(&table, number, &mut batch)?;
             drop(table);
-            let bytes: u64 = freed.iter().map(crate::Pointer::charged).sum();
+            *left = left.saturating_sub(batch.changes().len() as u64 + 2);
+            let bytes: u64 = freed.iter().map(|dead| dead.charged).sum();
             row.charged = row.charged.saturating_sub(bytes);
             self.freed.lock().extend(freed);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_neg();
@@ -74,28 +118,31 @@ impl<T: Table> Files<T> {
                 self.count_owner(&row, bytes, 0);
             }
             self.apply(entered.txg(), &batch)?;
-            if complete {
-                return Ok(true);
+            match (complete, *left) {
+                (true, _) => return Ok(Freed::Gone),
+                (false, 0) => return Ok(Freed::More),
+                (false, _) => {}
             }
         }
     }
 
     /// The next rows of an inode to remove, the frames that they name, and whether that is all.
-    fn collect(&self, table: &T, number: u64, batch: &mut Batch) -> Result<(Vec<crate::Pointer>, bool)> {
+    fn collect(&self, table: &T, number: u64, batch: &mut Batch) -> Result<(Vec<Dead>, bool)> {
         let (mut freed, mut rows) = (Vec::new(), 0);
         let mut damage = Ok(());
-        for range in [keys::extents(number, 0), keys::xattrs(number)] {
+        for range in [keys::extents(number, 0), keys::xattrs(number), keys::patches(number, 0, u64::MAX)] {
             table.scan(range, &mut |key, row| {
                 if rows == STEP {
                     return false;
                 }
-                let pointer = if key.first() == Some(&keys::EXTENT) {
-                    Extent::decode(row).map(|extent| extent.pointer().copied())
-                } else {
-                    Xattr::decode(row).map(|value| if let Xattr::Frame(pointer) = value { Some(pointer) } else { None })
+                let dead = match key.first() {
+                    Some(&keys::EXTENT) => Extent::decode(row).map(|extent| extent.dead()),
+                    Some(&keys::PATCH) => super::patches::dead_of(row),
+                    _ => Xattr::decode(row)
+                        .map(|value| if let Xattr::Frame(pointer) = value { Some(Dead::of(&pointer, false)) } else { None }),
                 };
-                match pointer {
-                    Ok(pointer) => freed.extend(pointer),
+                match dead {
+                    Ok(dead) => freed.extend(dead),
                     Err(error) => damage = Err(error),
                 }
                 batch.remove(key);

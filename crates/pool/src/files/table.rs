@@ -6,6 +6,9 @@ use crate::error::PoolError;
 use crate::log::Change;
 use crate::pointer::Txg;
 
+/// Reads something that a table needs.
+pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError>>;
+
 /// The rows of a dataset.
 pub trait Table: Send + Sync {
     /// A row.
@@ -13,6 +16,16 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// Damage of the tree, a device that fails.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError>;
+
+    /// What must be read before a row can be got or changed without waiting for a device: read it without the table's lock, then ask again. `None`
+    /// where nothing is known to be missing; a table may say so although something is.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn absent(&self, key: &[u8]) -> Result<Option<Absent>, PoolError> {
+        let _ = key;
+        Ok(None)
+    }
 
     /// The rows of a range in the order of their keys, until `visit` answers false.
     ///
@@ -25,6 +38,11 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// As [`Self::get`]. The table is then half changed: the caller must not commit it.
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
+
+    /// What the next commits will write of the table, bytes.
+    fn dirty_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// A change of one row.

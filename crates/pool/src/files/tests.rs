@@ -84,6 +84,8 @@ fn ground(frames: &Arc<MapFrames>) -> Ground {
         gate: Arc::new(Gate::new(Txg(7))),
         frames: Arc::clone(frames) as Arc<dyn Frames>,
         clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 0 }),
+        throttle: Arc::default(),
+        admission: Arc::new(Unlimited),
         storing: Storing { record_shift: 12, packing: Packing::Lz4, checksum: ChecksumKind::Xxh3 },
     }
 }
@@ -121,7 +123,7 @@ fn names(files: &MapFiles, directory: &Inode) -> Vec<Vec<u8>> {
 
 /// Everything that must hold between the rows: counts, sizes, names by hash and by sequence, use of owners, and the frames that rows name are exactly
 /// those that were written and not freed.
-fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Pointer>) {
+fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
     let entered = files.gate.enter();
     files.flush(entered.txg()).unwrap();
     drop(entered);
@@ -157,6 +159,15 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Pointer>) {
                     reached.push(pointer.index);
                     *sizes.entry(u64::MAX - inode).or_default() += pointer.charged();
                 }
+            }
+            keys::Key::Patch { inode, record, .. } => {
+                let patch = crate::rows::Patch::decode(row).unwrap();
+                reached.push(patch.pointer.index);
+                *sizes.entry(u64::MAX - inode).or_default() += patch.pointer.charged();
+                assert!(inodes[&inode].flags & crate::rows::inode::flags::HAS_PATCHES != 0);
+                let base = table.0.get(keys::extent(inode, record).as_slice()).expect("the record of a patch");
+                let base = *crate::rows::Extent::decode(base).unwrap().pointer().unwrap();
+                assert!(patch.pieces.iter().all(|(from, length)| from + length <= base.logical));
             }
             keys::Key::Xattr { inode, .. } => {
                 if let crate::rows::Xattr::Frame(pointer) = crate::rows::Xattr::decode(row).unwrap() {
@@ -221,9 +232,9 @@ fn names_are_made_found_listed_and_taken() {
     assert_eq!(files.attributes(&d).unwrap().links, 0);
     // The listing holds what it showed.
     drop((d, inside));
-    assert_eq!(files.free_let_go().unwrap(), 1);
+    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
     drop((first, rest));
-    assert_eq!(files.free_let_go().unwrap(), 1);
+    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
 }
 
@@ -236,7 +247,7 @@ fn a_file_without_a_name_lives_while_it_is_held() {
     files.write(&a, Some(0), &data).unwrap();
     files.unlink(&root, b"a").unwrap();
     check(&files, &frames, &mut Vec::new());
-    assert_eq!(files.free_let_go().unwrap(), 0);
+    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 0);
     assert_eq!(content(&files, &a), data);
     assert!(matches!(files.link(&a, &root, b"b"), Err(FileError::NotFound)));
     let (t, row) = files.make_nameless(&root, b"", true, &new(FileType::Regular)).unwrap();
@@ -244,7 +255,7 @@ fn a_file_without_a_name_lives_while_it_is_held() {
     files.write(&t, Some(0), b"tmp").unwrap();
     files.link(&t, &root, b"t").unwrap();
     drop((a, t));
-    assert_eq!(files.free_let_go().unwrap(), 1);
+    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
     assert_eq!(content(&files, &files.look_up(&root, b"t").unwrap().0), b"tmp");
     // What a crash leaves is freed at the next start.
@@ -308,6 +319,57 @@ fn a_full_pool_loses_nothing_that_was_accepted() {
 }
 
 #[test]
+fn small_writes_into_records_are_patches_until_there_are_too_many() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let a = make(&files, &root, b"a", FileType::Regular);
+    let mut expected: Vec<u8> = (0..20_000u32).map(|byte| (byte / 3) as u8 | 1).collect();
+    files.write(&a, Some(0), &expected).unwrap();
+    check(&files, &frames, &mut Vec::new());
+    let patches = |files: &MapFiles| {
+        let kinds = files.look_at_table(|table| table.0.keys().filter(|key| key[0] == keys::PATCH).count());
+        (kinds, frames.content.lock().len())
+    };
+    assert_eq!(patches(&files), (0, 5));
+    for round in 0..30usize {
+        // Two parts of one record and one of another, overlapping those of the rounds before; each is read back before and after it is stored.
+        for (from, length) in [(100 + round * 37 % 300, 50), (700 + round, 200), (5000 + round * 10, 11)] {
+            let part = vec![round as u8 | 1; length];
+            files.write(&a, Some(from as u64), &part).unwrap();
+            expected[from..from + length].copy_from_slice(&part);
+        }
+        assert_eq!(content(&files, &a), expected);
+        check(&files, &frames, &mut Vec::new());
+        assert_eq!(content(&files, &a), expected);
+        let (rows, stored) = patches(&files);
+        assert!(rows <= 16 && stored == 5 + rows, "{rows} patches, {stored} frames");
+        assert!(rows > 0 || round % 9 == 8, "round {round}");
+    }
+    // What is cut off, replaced or removed takes its patches with it.
+    files.write(&a, Some(100), b"again").unwrap();
+    files.set_attributes(&a, &AttributeChange { size: Some(4500), ..AttributeChange::default() }).unwrap();
+    expected[100..105].copy_from_slice(b"again");
+    expected.truncate(4500);
+    assert_eq!(content(&files, &a), expected);
+    check(&files, &frames, &mut Vec::new());
+    assert_eq!(content(&files, &a), expected);
+    files.write(&a, Some(4100), b"more").unwrap();
+    files.write(&a, Some(0), &[3; 4096]).unwrap();
+    expected[4100..4104].copy_from_slice(b"more");
+    expected[..4096].fill(3);
+    assert_eq!(content(&files, &a), expected);
+    check(&files, &frames, &mut Vec::new());
+    files.write(&a, Some(9), b"last").unwrap();
+    files.unlink(&root, b"a").unwrap();
+    check(&files, &frames, &mut Vec::new());
+    drop(a);
+    files.free_let_go(u64::MAX).unwrap();
+    check(&files, &frames, &mut Vec::new());
+    assert!(frames.content.lock().is_empty());
+    assert_eq!(files.buffered(), 0);
+}
+
+#[test]
 fn attributes_short_and_long() {
     let (files, frames) = empty();
     let root = files.root();
@@ -328,7 +390,7 @@ fn attributes_short_and_long() {
     check(&files, &frames, &mut Vec::new());
     files.unlink(&root, b"a").unwrap();
     drop(a);
-    assert_eq!(files.free_let_go().unwrap(), 1);
+    assert_eq!(files.free_let_go(u64::MAX).unwrap().gone, 1);
     check(&files, &frames, &mut Vec::new());
     assert!(frames.content.lock().is_empty());
 }
@@ -400,7 +462,7 @@ impl Model {
     }
 }
 
-fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &Step, freed: &mut Vec<Pointer>) {
+fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &Step, freed: &mut Vec<Dead>) {
     let name = |by: u8| format!("n{by}").into_bytes();
     let known = |files: &MapFiles, number| files.by_number(number).unwrap();
     match *step {
@@ -523,7 +585,7 @@ fn run(files: &mut MapFiles, frames: &Arc<MapFrames>, model: &mut Model, step: &
             assert_eq!(files.set_attributes(&known(files, f), &change).unwrap().uid, u32::from(uid));
         }
         Step::Flush => {
-            files.free_let_go().unwrap();
+            files.free_let_go(u64::MAX).unwrap();
             check(files, frames, freed);
         }
         Step::Reopen => {
@@ -561,7 +623,7 @@ proptest! {
             run(&mut files, &frames, &mut model, step, &mut freed);
             compare(&files, &model);
         }
-        files.free_let_go().unwrap();
+        files.free_let_go(u64::MAX).unwrap();
         check(&files, &frames, &mut freed);
         prop_assert_eq!(files.buffered(), 0);
         let reopened = Files::open(ground(&frames), files.with_table(|table| table.clone())).unwrap();

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use super::admission::worst;
 use super::{Batch, FileError, Files, Inode, Result, Table};
+use crate::deadlist::Dead;
 use crate::frames::{NewFrame, Owner, Stream};
-use crate::pointer::{FrameKind, Txg};
+use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
 use crate::rows::{Xattr, keys};
+use crate::space::Purpose;
 
 impl<T: Table> Files<T> {
     /// The value of an attribute.
@@ -60,7 +63,8 @@ impl<T: Table> Files<T> {
         exists: Option<bool>,
         permissions: Option<u16>,
     ) -> Result<()> {
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        let entered = self.enter()?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
         let freed = self.drop_attribute(inode.number(), name, exists)?;
@@ -79,7 +83,8 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NoData`] where there is none.
     pub fn remove_attribute(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let entered = self.gate.enter();
+        self.with_relief(|| self.admit_rows(Purpose::Free))?;
+        let entered = self.enter()?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
         let freed = self.drop_attribute(inode.number(), name, Some(true))?;
@@ -99,7 +104,7 @@ impl<T: Table> Files<T> {
         }
         match old.as_deref().map(Xattr::decode).transpose()? {
             Some(Xattr::Frame(pointer)) => {
-                self.freed.lock().push(pointer);
+                self.freed.lock().push(Dead::of(&pointer, false));
                 Ok(pointer.charged())
             }
             _ => Ok(0),
@@ -130,7 +135,10 @@ impl<T: Table> Files<T> {
         }
         let storing = *self.storing.read();
         let owner = Owner { dataset: self.dataset, object: number, offset: 0 };
-        let pointer = self.write_frame(&NewFrame {
+        let promised = worst(value.len());
+        let purpose = if self.is_replaying() { None } else { Some(Purpose::Write) };
+        self.admission.admit(self.dataset, promised, purpose)?;
+        let written = self.write_frame(&NewFrame {
             stream: Stream::Metadata,
             kind: FrameKind::Value,
             owner,
@@ -138,7 +146,10 @@ impl<T: Table> Files<T> {
             content: value,
             packing: storing.packing,
             checksum: storing.checksum,
-        })?;
+        });
+        let charged = written.as_ref().map_or(0, Pointer::charged);
+        self.admission.turn(self.dataset, txg, promised, charged);
+        let pointer = written?;
         batch.put(&key, Xattr::Frame(pointer).encode());
         // The frame is durable with the commit only, and other records may come to depend on this one.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));

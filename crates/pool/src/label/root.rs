@@ -15,6 +15,8 @@ pub(super) const LENGTH: usize = 4096;
 /// How much the upper level may put into a root, bytes.
 pub const UPPER_LIMIT: usize = 2048;
 const MAGIC: [u8; 8] = *b"nacreROO";
+/// Counters beyond it were never counted up to; counting on from those below never overflows.
+const COUNTER_MOST: u64 = 1 << 62;
 
 /// Where a segment (or a part of it) lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -157,6 +159,9 @@ impl Root {
         };
         let next_segment = from.u32()?;
         let log_start = LogStart { position: from.u64()?, sequence: from.u64()?, chain: from.u64()? };
+        if [generation, kept, txg.0, log_start.position, log_start.sequence].iter().any(|counter| *counter > COUNTER_MOST) {
+            return structure("a counter that no pool comes to");
+        }
         let catalog = read_optional(from)?;
         let upper = from.string()?.to_vec();
         let mut log = Vec::new();

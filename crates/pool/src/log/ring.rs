@@ -16,6 +16,10 @@ use super::record::Record;
 /// Blocks begin at multiples of this, and the area's length is one, bytes.
 pub const BLOCK: u64 = 4096;
 
+/// In the first lap, so much ahead of the newest block is written with zeros from time to time, bytes: a sync of a block in a hole of a file
+/// would wait for the journal of the file's own file system as well.
+const AHEAD: u64 = 1 << 20;
+
 /// Length of a block's header, bytes.
 pub const HEADER: usize = 48;
 
@@ -121,6 +125,8 @@ pub struct Ring<A: Area> {
     blocks: VecDeque<Block>,
     /// Where the next block goes lies the head of one that a crash tore.
     torn: bool,
+    /// Up to this position the area has been written to since the ring was opened.
+    ready: u64,
 }
 
 impl<A: Area> Ring<A> {
@@ -133,7 +139,7 @@ impl<A: Area> Ring<A> {
         if area.length() == 0 || !area.length().is_multiple_of(BLOCK) || !start.position.is_multiple_of(BLOCK) {
             return Err(damaged("the place of the log"));
         }
-        Ok(Self { area, pool, next: start, blocks: VecDeque::new(), torn: false })
+        Ok(Self { area, pool, next: start, blocks: VecDeque::new(), torn: false, ready: start.position })
     }
 
     /// Reads what the log holds from a start on, and shows each record of a txg after `committed`, in order. The ring then goes on behind the last
@@ -187,9 +193,22 @@ impl<A: Area> Ring<A> {
         for (piece, offset) in self.pieces(self.next.position, length) {
             self.area.write_at(block.get(piece).unwrap_or_default(), offset)?;
         }
+        self.make_ready(self.next.position.wrapping_add(length))?;
         self.area.sync()?;
         self.push(txg, header.checksum, length);
         Ok(true)
+    }
+
+    /// Writes zeros behind a block that ends here, unless something was written there before.
+    fn make_ready(&mut self, end: u64) -> Result<(), PoolError> {
+        // In the first lap nothing ahead is in use; in later ones it may be, and there are no holes any more.
+        if end < self.ready || end >= self.area.length() {
+            return Ok(());
+        }
+        let until = end.saturating_add(AHEAD).min(self.area.length());
+        self.area.write_at(&vec![0; usize::try_from(until - end).map_err(|_| damaged("the length of the log"))?], end)?;
+        self.ready = until;
+        Ok(())
     }
 
     /// The start for a root that holds this txg: the first block with records of a later one, or where the next block goes.
@@ -203,6 +222,12 @@ impl<A: Area> Ring<A> {
         while self.blocks.front().is_some_and(|block| block.txg <= txg) {
             self.blocks.pop_front();
         }
+    }
+
+    /// Its length, bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.area.length()
     }
 
     /// Bytes in use.
@@ -288,6 +313,25 @@ impl<A: Area> Ring<A> {
         let (split, end) = (first as usize, length as usize);
         [(0..split, offset), (split..end, 0)].into_iter().filter(|(piece, _)| !piece.is_empty())
     }
+}
+
+/// The highest sequence of all blocks of the pool that the area holds, whole or not; 0 without any. A ring that begins above it takes none of them for
+/// its own.
+///
+/// # Errors
+/// [`PoolError::Device`].
+pub fn newest_sequence(area: &dyn Area, pool: u64) -> Result<u64, PoolError> {
+    let (mut newest, mut offset) = (0, 0);
+    let mut buffer = vec![0; 1 << 20];
+    while offset < area.length() {
+        let length = (area.length() - offset).min(buffer.len() as u64);
+        let part = buffer.get_mut(..length as usize).unwrap_or_default();
+        area.read_at(part, offset)?;
+        let headers = part.chunks(BLOCK as usize).filter_map(|block| Header::decode(block).ok());
+        newest = headers.filter(|header| header.pool == pool).map(|header| header.sequence).fold(newest, u64::max);
+        offset += length;
+    }
+    Ok(newest)
 }
 
 #[derive(Clone, Copy, Debug)]

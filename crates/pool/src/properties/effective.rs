@@ -19,8 +19,20 @@ pub struct Level<'a> {
 }
 
 impl Level<'_> {
+    /// The value that holds here: what was set, or what was received and nobody has masked.
     fn row(&self, name: &str) -> Option<&PropertyRow> {
-        self.rows.iter().find(|(stored, _)| stored == name).map(|(_, row)| row)
+        let of = |source| self.rows.iter().find(|(stored, row)| stored == name && row.source == source).map(|(_, row)| row);
+        of(PropertySource::Local).or_else(|| match of(PropertySource::Masked) {
+            Some(_) => None,
+            None => of(PropertySource::Received),
+        })
+    }
+
+    /// The value that was received, whether it holds or not.
+    #[must_use]
+    pub fn received(&self, name: &str) -> Option<&str> {
+        let found = self.rows.iter().find(|(stored, row)| stored == name && row.source == PropertySource::Received);
+        found.map(|(_, row)| row.value.as_str())
     }
 }
 
@@ -185,6 +197,30 @@ pub enum SnapshotDirectory {
     Visible,
     /// It is not there.
     Disabled,
+}
+
+impl Default for Behaviour {
+    /// That of a dataset for which nobody has set anything.
+    fn default() -> Self {
+        Self {
+            record_shift: 17,
+            packing: Packing::Lz4,
+            checksum: ChecksumKind::Xxh3,
+            sync: SyncMode::Standard,
+            atime: true,
+            relatime: true,
+            readonly: false,
+            exec: true,
+            setuid: true,
+            devices: true,
+            xattrs: true,
+            acl: true,
+            utf8_only: false,
+            snapdir: SnapshotDirectory::Hidden,
+            cache_content: true,
+            prefetch: true,
+        }
+    }
 }
 
 impl Behaviour {

@@ -27,7 +27,10 @@ impl Definition {
     }
 
     /// As [`Self::parse`], whoever may set it.
-    pub(super) fn canonical(&self, text: &str) -> Result<String, PropertyError> {
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn canonical(&self, text: &str) -> Result<String, PropertyError> {
         match self.kind {
             Kind::Bytes | Kind::Figure => Err(PropertyError::ReadOnly(self.name)),
             Kind::Limit => match text {

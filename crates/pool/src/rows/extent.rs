@@ -4,8 +4,9 @@
 
 use super::damaged;
 use crate::codec::Reader;
+use crate::deadlist::Dead;
 use crate::error::PoolError;
-use crate::pointer::{FrameKind, Pointer};
+use crate::pointer::{FrameKind, Pointer, Txg};
 
 const FRAME: u8 = 0;
 const SHARED: u8 = 1;
@@ -22,8 +23,13 @@ pub const INLINE_MOST: usize = 4096;
 pub enum Extent<'a> {
     /// In a frame that only this record, in this dataset and its snapshots, names.
     Frame(Pointer),
-    /// In a frame that other records name as well: it is freed when the count of its references is used up.
-    Shared(Pointer),
+    /// In a frame that was another record's: it is freed with the last row that names it.
+    Shared {
+        /// The frame.
+        pointer: Pointer,
+        /// The txg in which this record came to it: for whatever goes by births, the row's frame was born then.
+        since: Txg,
+    },
     /// Here.
     Inline(&'a [u8]),
 }
@@ -34,7 +40,13 @@ impl<'a> Extent<'a> {
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Frame(pointer) => tagged(FRAME, pointer),
-            Self::Shared(pointer) => tagged(SHARED, pointer),
+            Self::Shared { pointer, since } => {
+                let mut to = crate::codec::Writer::default();
+                to.u8(SHARED);
+                to.varint(since.0);
+                pointer.encode(&mut to);
+                to.finish()
+            }
             Self::Inline(content) => [&[INLINE], *content].concat(),
         }
     }
@@ -47,10 +59,29 @@ impl<'a> Extent<'a> {
         let (tag, rest) = bytes.split_first().ok_or_else(|| damaged("an empty extent"))?;
         match *tag {
             FRAME => Ok(Self::Frame(pointer(rest, FrameKind::Data)?)),
-            SHARED => Ok(Self::Shared(pointer(rest, FrameKind::Data)?)),
+            SHARED => {
+                let mut from = Reader::new(rest);
+                let since = Txg(from.varint()?);
+                let pointer = pointer(from.rest(), FrameKind::Data)?;
+                if since < pointer.birth {
+                    Err(damaged("a shared frame that is younger than its sharing"))
+                } else {
+                    Ok(Self::Shared { pointer, since })
+                }
+            }
             INLINE if rest.len() <= INLINE_MOST => Ok(Self::Inline(rest)),
             INLINE => Err(damaged("inline content that is too long")),
             _ => Err(damaged("unknown kind of extent")),
+        }
+    }
+
+    /// What dies with the row.
+    #[must_use]
+    pub fn dead(&self) -> Option<Dead> {
+        match self {
+            Self::Frame(pointer) => Some(Dead::of(pointer, false)),
+            Self::Shared { pointer, since } => Some(Dead { birth: *since, ..Dead::of(pointer, true) }),
+            Self::Inline(_) => None,
         }
     }
 
@@ -58,7 +89,7 @@ impl<'a> Extent<'a> {
     #[must_use]
     pub fn pointer(&self) -> Option<&Pointer> {
         match self {
-            Self::Frame(pointer) | Self::Shared(pointer) => Some(pointer),
+            Self::Frame(pointer) | Self::Shared { pointer, .. } => Some(pointer),
             Self::Inline(_) => None,
         }
     }

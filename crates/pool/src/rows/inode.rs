@@ -56,6 +56,8 @@ pub mod flags {
     pub const HAS_ACL: u32 = 1 << 17;
     /// Some of its records may be shared with other files: freeing asks the reference counts.
     pub const SHARES_RECORDS: u32 = 1 << 18;
+    /// Some of its records may have patches: without it nobody has to look for any.
+    pub const HAS_PATCHES: u32 = 1 << 19;
 }
 
 /// The attributes of an inode.

@@ -23,6 +23,8 @@ pub const EXTENT: u8 = 0x06;
 pub const ORPHAN: u8 = 0x07;
 /// Kind byte of what an owner uses.
 pub const OWNER_USE: u8 = 0x08;
+/// Kind byte of patches of records.
+pub const PATCH: u8 = 0x09;
 
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
@@ -81,6 +83,15 @@ pub enum Key {
     Orphan(u64),
     /// What a user or group uses.
     OwnerUse(OwnerKind, u32),
+    /// A part of a record that was written after the record's frame.
+    Patch {
+        /// The file's inode.
+        inode: u64,
+        /// The record's number.
+        record: u64,
+        /// Its place in the order of the record's patches.
+        number: u64,
+    },
 }
 
 /// The head's key.
@@ -170,6 +181,22 @@ pub fn of_kind(kind: u8) -> Range<Vec<u8>> {
     vec![kind]..after(&[kind])
 }
 
+/// The key of a patch.
+#[must_use]
+pub fn patch(inode: u64, record: u64, number: u64) -> [u8; 25] {
+    let mut key = [0; 25];
+    let (front, back) = key.split_at_mut(17);
+    front.copy_from_slice(&two(PATCH, inode, record));
+    back.copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// The patches of a file's records, from one to another.
+#[must_use]
+pub fn patches(inode: u64, first: u64, last: u64) -> Range<Vec<u8>> {
+    two(PATCH, inode, first).to_vec()..after(&two(PATCH, inode, last))
+}
+
 /// The hash under which a name is looked up. The seed comes from the dataset's [`super::Head`], so that nobody can prepare names that collide.
 #[must_use]
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
@@ -208,6 +235,7 @@ impl Key {
             Self::Extent { inode, record } => extent(*inode, *record).to_vec(),
             Self::Orphan(number) => orphan(*number).to_vec(),
             Self::OwnerUse(kind, id) => owner_use(*kind, *id).to_vec(),
+            Self::Patch { inode, record, number } => patch(*inode, *record, *number).to_vec(),
         }
     }
 
@@ -229,6 +257,7 @@ impl Key {
             }
             EXTENT => Self::Extent { inode: number(&mut rest)?, record: number(&mut rest)? },
             ORPHAN => Self::Orphan(number(&mut rest)?),
+            PATCH => Self::Patch { inode: number(&mut rest)?, record: number(&mut rest)?, number: number(&mut rest)? },
             OWNER_USE => {
                 let [owner, id @ ..] = array::<5>(&mut rest)?;
                 let owner = match owner {

@@ -165,7 +165,7 @@ proptest! {
 #[test]
 fn rows_with_pointers() {
     let data = frame(FrameKind::Data, 4096);
-    for extent in [Extent::Frame(data), Extent::Shared(data)] {
+    for extent in [Extent::Frame(data), Extent::Shared { pointer: data, since: crate::Txg(data.birth.0 + 3) }] {
         assert_eq!(Extent::decode(&extent.encode()).unwrap(), extent);
         assert_eq!(extent.pointer(), Some(&data));
     }
@@ -207,6 +207,40 @@ fn unknown_fields_of_an_inode_are_refused() {
     to.varint(1 << 8);
     to.bytes(Inode::new(FileType::Regular, 0o644, Timestamp::default()).encode().split_at(1).1);
     assert!(Inode::decode(&to.finish()).is_err());
+}
+
+#[test]
+fn patches_survive_and_nonsense_is_refused() {
+    let pointer = Pointer {
+        segment: 1,
+        index: 2,
+        offset: 3,
+        stored: 30,
+        logical: 60,
+        kind: FrameKind::Data,
+        compression: Compression::Lz4,
+        checksum_kind: ChecksumKind::Xxh3,
+        birth: Txg(5),
+        checksum: [6; 16],
+    };
+    let good = Patch { pointer, pieces: vec![(0, 10), (11, 20), (70_000, 30)] };
+    let bytes = good.encode();
+    assert_eq!(Patch::decode(&bytes).unwrap(), good);
+    for length in 0..bytes.len() {
+        assert!(Patch::decode(&bytes[..length]).is_err());
+    }
+    assert!(Patch::decode(&[bytes.as_slice(), &[0]].concat()).is_err());
+    let wrong: [&[(u32, u32)]; 6] =
+        [&[], &[(0, 59)], &[(0, 30), (30, 30)], &[(20, 30), (0, 30)], &[(0, 60), (90, 0)], &[((1 << 24) - 59, 60)]];
+    for pieces in wrong {
+        assert!(Patch::decode(&Patch { pointer, pieces: pieces.to_vec() }.encode()).is_err(), "{pieces:?}");
+    }
+    assert!(Patch::decode(&Patch { pointer: Pointer { kind: FrameKind::Leaf, ..pointer }, ..good }.encode()).is_err());
+    let range = keys::patches(7, 3, u64::MAX);
+    assert!(range.contains(&keys::patch(7, 3, 0).to_vec()) && range.contains(&keys::patch(7, u64::MAX, u64::MAX).to_vec()));
+    assert!(!range.contains(&keys::patch(7, 2, u64::MAX).to_vec()) && !range.contains(&keys::patch(8, 0, 0).to_vec()));
+    let key = keys::Key::Patch { inode: 7, record: 8, number: 9 };
+    assert_eq!(keys::Key::decode(&key.encode()).unwrap(), key);
 }
 
 #[test]

@@ -13,6 +13,8 @@ use super::table::{Segment, Table};
 pub enum Pressure {
     /// Nothing to do.
     None,
+    /// There is room, but much of what is taken holds nothing: a pool on a file takes more of its disk than it must.
+    Tidy,
     /// Cleaning pays: few slots are free.
     Some,
     /// Writers wait for slots.
@@ -44,6 +46,22 @@ pub fn pressure(free: u64, total: u64) -> Pressure {
     }
 }
 
+/// Slots that are free after the next commits: nothing in them lives any more.
+#[must_use]
+pub fn coming(table: &Table) -> u64 {
+    let dead = |segment: &&Segment| segment.sealed && segment.live_frames == 0 && !segment.place.is_empty();
+    table.segments().values().filter(dead).count() as u64
+}
+
+/// Whether more than a third of what segments take holds nothing, and enough to be worth the work.
+#[must_use]
+pub fn untidy(table: &Table, slot: u64) -> bool {
+    const WORTH: u64 = 256 << 20;
+    let half_dead = table.segments().values().filter(|segment| segment.sealed && segment.live_frames > 0 && !segment.place.is_empty());
+    let (taken, lives) = half_dead.fold((0, 0), |(taken, lives), segment| (taken + slot, lives + u64::from(segment.live_units) * 16));
+    taken.saturating_sub(lives) > lives / 2 + WORTH
+}
+
 /// The segment to be moved next, of those sealed whose frames are all committed (`durable`); `excluded` are those that cannot be moved.
 #[must_use]
 pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, excluded: &dyn Fn(u32) -> bool) -> Option<u32> {
@@ -63,6 +81,7 @@ pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, exclud
             && segment.live_frames > 0
             && segment.newest.0 <= durable
             && u64::from(segment.live_units) * 16 + slot / 64 < slot
+            && (pressure != Pressure::Tidy || u64::from(segment.live_units) * 32 < slot)
     };
     let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id));
     candidates.max_by_key(|(_, segment)| worth(segment)).filter(|(_, segment)| worth(segment) > 0).map(|(id, _)| *id)

@@ -28,10 +28,12 @@ pub fn count(length: u64, slot: u64) -> u32 {
     u32::try_from(whole.saturating_sub(2 * label::ENDS) / slot).unwrap_or(u32::MAX)
 }
 
-/// The slots' length for devices of this length together: about a thousand slots, each 1 to 64 MiB.
+/// The slots' length for devices of this length together: about five hundred slots, each 1 to 64 MiB; from 256 MiB on at least 2 MiB, so that large
+/// frames leave little unused at the ends of slots.
 #[must_use]
 pub fn length(total: u64) -> u64 {
-    (total / 1024).clamp(1 << 20, 64 << 20).next_power_of_two()
+    let least = if total < 256 << 20 { 1 << 20 } else { 2 << 20 };
+    (total / 512).clamp(least, 64 << 20).next_power_of_two()
 }
 
 /// Where a slot begins on its device, bytes.
@@ -146,7 +148,7 @@ mod tests {
 
     #[test]
     fn lengths() {
-        assert_eq!((length(64 << 20), length(4 << 30), length(1 << 40)), (1 << 20, 4 << 20, 64 << 20));
+        assert_eq!([64 << 20, 256 << 20, 4 << 30, 1 << 40].map(length), [1 << 20, 2 << 20, 8 << 20, 64 << 20]);
         assert_eq!(count(64 << 20, 1 << 20), 62);
         assert_eq!(count((64 << 20) - 1, 1 << 20), 61);
         assert_eq!(count(1, 1 << 20), 0);

@@ -44,8 +44,10 @@ impl Forest {
     /// As [`Self::set_quota`].
     pub fn set_reservation(&mut self, id: u64, reservation: u64) -> Outcome {
         let node = self.node(id)?;
-        let (used, parent, before) = (node.used()?, node.parent, node.cost()?);
-        let after = used.max(reservation);
+        let (parent, cost) = (node.parent, node.cost()?);
+        let mut next = node.clone();
+        next.limits.reservation = reservation;
+        let (before, after) = (cost.settled, next.cost()?.settled);
         let grant = match parent {
             Some(parent) => self.available(parent)?,
             None => self.available(id)?,
@@ -54,8 +56,8 @@ impl Forest {
         if after > before && (after - before > grant || beyond_quota) {
             return Ok(Err(LimitRefusal::BeyondAvailable));
         }
-        self.raise(parent, before, after)?;
-        self.node_mut(id)?.limits.reservation = reservation;
+        self.raise(parent, cost, next.cost()?)?;
+        *self.node_mut(id)? = next;
         Ok(Ok(()))
     }
 

@@ -14,7 +14,7 @@ use crate::segment::cleaner::{self, Pressure};
 use crate::segment::table::Op;
 
 use super::scrub::{Walked, check};
-use super::{Result, Store};
+use super::{Map, Result, Store};
 
 /// Frames are told to the table after so many bytes were copied.
 const BATCH: u64 = 4 << 20;
@@ -50,18 +50,28 @@ impl Store {
         self.usable()?;
         let mut done = Cleaned::default();
         if let Some(mut uncleanable) = self.uncleanable.try_lock() {
-            self.clean(budget, &mut uncleanable, &mut done)?;
+            let pressure = |map: &Map| match cleaner::pressure(map.free() + cleaner::coming(&map.table), map.slots.total()) {
+                Pressure::None if cleaner::untidy(&map.table, self.slot) => Pressure::Tidy,
+                pressure => pressure,
+            };
+            self.clean(budget, &mut uncleanable, &mut done, &pressure)?;
+            done.more = done.bytes > 0 && pressure(&self.map.read()) != Pressure::None;
         }
-        done.more = self.pressure() != Pressure::None && done.bytes > 0;
         Ok(done)
     }
 
-    fn clean(&self, budget: u64, uncleanable: &mut std::collections::BTreeSet<u32>, done: &mut Cleaned) -> Result<()> {
+    fn clean(
+        &self,
+        budget: u64,
+        uncleanable: &mut std::collections::BTreeSet<u32>,
+        done: &mut Cleaned,
+        pressure: &dyn Fn(&Map) -> Pressure,
+    ) -> Result<()> {
         while done.bytes < budget {
             let durable = self.durable().0;
             let chosen = {
                 let map = self.map.read();
-                match cleaner::pressure(map.slots.free(), map.slots.total()) {
+                match pressure(&map) {
                     Pressure::None => None,
                     pressure => cleaner::choose(&map.table, self.slot, durable, pressure, &|id| uncleanable.contains(&id)),
                 }
@@ -146,8 +156,10 @@ impl Store {
             self.usable()?;
             let before = self.map.read().slots.free();
             let mut done = Cleaned::default();
-            self.clean(self.slot * 8, &mut self.uncleanable.lock(), &mut done)?;
+            let pressure = |map: &Map| cleaner::pressure(map.slots.free(), map.slots.total());
+            self.clean(self.slot * 8, &mut self.uncleanable.lock(), &mut done, &pressure)?;
             self.commit_moves()?;
+            self.give_untrimmed();
             // Survivors may fill a whole slot before the first is won.
             fruitless = if self.map.read().slots.free() > before { 0 } else { fruitless + 1 };
             if (done.bytes == 0 && fruitless > 1) || fruitless > 16 {

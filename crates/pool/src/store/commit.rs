@@ -116,7 +116,7 @@ impl Store {
     }
 
     /// Syncs all devices, then writes a root record and syncs that.
-    fn write_record(&self, generation: u64, record: &[u8]) -> Result<()> {
+    pub(super) fn write_record(&self, generation: u64, record: &[u8]) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         sync_all(&devices)?;
         let labels: Vec<_> = devices.iter().take(ROOT_DEVICES).cloned().collect();
@@ -154,9 +154,8 @@ impl Store {
             let mut map = self.map.write();
             map.table.finish(root.generation);
             map.young.retain(|run| run.birth > root.txg);
-            let short = urgent
-                || cleaner::pressure(map.slots.free(), map.slots.total()) == cleaner::Pressure::Urgent
-                || root.table_segments.len() > 12;
+            let short =
+                urgent || cleaner::pressure(map.free(), map.slots.total()) == cleaner::Pressure::Urgent || root.table_segments.len() > 12;
             root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
             let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.young);
             let grown = committed.delta_bytes + delta.len() as u64;
@@ -237,6 +236,9 @@ impl Store {
     }
 
     fn open_table_segment(&self) -> Result<TableSegment> {
+        if self.map.read().slots.free() == 0 {
+            self.give_untrimmed();
+        }
         let mut map = self.map.write();
         let place = map.slots.take().ok_or(PoolError::NoSpace)?;
         let id = map.next_segment;
@@ -247,7 +249,13 @@ impl Store {
 
 /// Gives back the places of all that is dead in every kept root.
 pub(super) fn release(map: &mut Map, root: &mut Root) -> Result<()> {
-    let give = |map: &mut Map, places: &[Place]| places.iter().for_each(|place| map.slots.release(*place));
+    let give = |map: &mut Map, places: &[Place]| {
+        if map.trims {
+            map.trimming.extend(places);
+        } else {
+            places.iter().for_each(|place| map.slots.release(*place));
+        }
+    };
     for (id, places) in map.table.releasable(root.kept) {
         map.table.apply(Op::Release { id })?;
         give(map, &places);

@@ -41,6 +41,27 @@ impl Area for LogArea {
     }
 }
 
+/// The area of a store that is not shared yet.
+pub(super) struct Borrowed<'a>(pub(super) &'a Store);
+
+impl Area for Borrowed<'_> {
+    fn length(&self) -> u64 {
+        self.0.log_length()
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        self.0.log_read(offset, into)
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.0.log_write(offset, from)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.0.log_sync()
+    }
+}
+
 impl From<Start> for LogStart {
     fn from(Start { position, sequence, chain }: Start) -> Self {
         Self { position, sequence, chain }

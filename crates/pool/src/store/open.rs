@@ -15,6 +15,7 @@ use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frames::Stream;
 use crate::label::{self, Identity, LogStart, Member, Place, PoolState, Root};
+use crate::log;
 use crate::packing;
 use crate::pointer::{Pointer, Txg};
 use crate::segment::slots::{self, Slots};
@@ -23,6 +24,7 @@ use crate::segment::table::{Op, Table};
 use crate::segment::table_log::{self, Young};
 
 use super::commit::{ROOT_DEVICES, release, tails};
+use super::log_area::Borrowed;
 use super::{Committed, Map, Result, Store, Sums};
 
 /// The shortest device that a pool lies on, bytes.
@@ -149,16 +151,12 @@ impl Store {
     pub fn open(devices: Devices, import: &Import) -> Result<(Self, Root)> {
         let (devices, mut identity) = in_order(devices)?;
         let roots = all_roots(&devices, identity.pool)?;
-        let (root, later) = choose_root(roots, import.access)?;
+        let rewinds = matches!(import.access, Access::Rewind(_));
+        let root = choose_root(roots, import.access)?;
         let mut loaded = load(&devices, identity.slot, &root)?;
         let writable = import.access != Access::ReadOnly;
         settle(&mut loaded, root.clean && writable)?;
         if writable {
-            for device in &devices {
-                if !later.is_empty() {
-                    label::erase_roots(&**device, &later)?;
-                }
-            }
             identity.name = import.name.clone().unwrap_or(identity.name);
             (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
             identity.revision += 1;
@@ -167,11 +165,24 @@ impl Store {
             }
         }
         let store = Self::assemble(devices, identity.clone(), root, loaded, writable)?;
+        if rewinds {
+            store.begin_again(identity.pool)?;
+        }
         if writable {
             store.write_identities(&identity)?;
         }
         let root = store.root();
         Ok((store, root))
+    }
+
+    /// Gives up all that came after the root, by one root record that is newer than all others: nothing was written over before it, and after it
+    /// the log begins behind everything that it ever held, so that nothing of what was given up is replayed.
+    fn begin_again(&self, pool: u64) -> Result<()> {
+        let mut committed = self.committed.lock();
+        let sequence = log::newest_sequence(&Borrowed(self), pool)?.wrapping_add(1);
+        committed.root.log_start = LogStart { position: 0, sequence, chain: 0 };
+        let record = committed.root.encode()?;
+        self.write_record(committed.root.generation, &record)
     }
 
     /// Adds a device; frames go to it from now on.
@@ -250,7 +261,7 @@ impl Store {
         let sums = Sums { allocated: AtomicU64::new(loaded.table.live_bytes()), ..Sums::default() };
         let table_frames = loaded.pieces.iter().chain(&root.table).chain(&root.deltas);
         sums.table.store(table_frames.map(Pointer::charged).sum(), Ordering::Relaxed);
-        let mut map = Map { table: loaded.table, slots, young: Vec::new(), next_segment: root.next_segment, tails: 0 };
+        let mut map = Map { table: loaded.table, slots, next_segment: root.next_segment, ..Map::default() };
         let mut root = root;
         release(&mut map, &mut root)?;
         map.tails = tails(&map, identity.slot);
@@ -293,6 +304,7 @@ impl Store {
             uncleanable: Mutex::default(),
             sums,
             slop_at_most: u64::MAX,
+            watcher: Default::default(),
         })
     }
 }
@@ -350,13 +362,16 @@ fn all_roots(devices: &Devices, pool: u64) -> Result<BTreeMap<u64, Root>> {
     Ok(all)
 }
 
-/// The root to begin with, and the generations that are given up.
-fn choose_root(roots: BTreeMap<u64, Root>, access: Access) -> Result<(Root, Vec<u64>)> {
+/// The root to begin with. Where later ones are given up, it is newer than they are and the only one that is kept.
+fn choose_root(roots: BTreeMap<u64, Root>, access: Access) -> Result<Root> {
     let Some((_, newest)) = roots.last_key_value() else { return refused("no root record of the pool can be read") };
-    let Access::Rewind(txg) = access else { return Ok((newest.clone(), Vec::new())) };
+    let Access::Rewind(txg) = access else { return Ok(newest.clone()) };
     let kept: Vec<&Root> = roots.values().filter(|root| root.generation >= newest.kept).collect();
     match kept.iter().rev().find(|root| root.txg == txg) {
-        Some(root) => Ok(((*root).clone(), roots.keys().copied().filter(|generation| *generation > root.generation).collect())),
+        Some(root) => {
+            let generation = newest.generation + 1;
+            Ok(Root { generation, kept: generation, clean: false, ..(*root).clone() })
+        }
         None => {
             let mut txgs: Vec<u64> = kept.iter().map(|root| root.txg.0).collect();
             txgs.dedup();

@@ -9,7 +9,7 @@ use crate::checksum;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, Stream};
-use crate::label::Place;
+use crate::label::{Place, Root};
 use crate::packing;
 use crate::pointer::{Pointer, Txg};
 
@@ -39,6 +39,8 @@ pub struct Checked {
     pub header: Option<Header>,
     /// The bytes that were read for it.
     pub bytes: u64,
+    /// On which of the pool's devices it lies.
+    pub device: u16,
     /// What is wrong with it, if anything is.
     pub damage: Option<Damage>,
 }
@@ -68,6 +70,12 @@ pub struct SegmentInfo {
     pub newest: Txg,
     /// The generation since which it is dead.
     pub dead_since: Option<u64>,
+}
+
+/// The device on which a frame of the table lies.
+fn device_of(root: &Root, pointer: &Pointer) -> u16 {
+    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment);
+    segment.and_then(|segment| segment.place.first()).map_or(0, |place| place.device)
 }
 
 /// What is wrong with a frame by its own header.
@@ -124,16 +132,27 @@ impl Store {
     /// # Errors
     /// [`PoolError::Device`] for a device that cannot be read at all.
     pub fn scrub(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<()> {
-        if !self.scrub_table(visit) {
-            return Ok(());
+        self.scrub_from(0, visit, &mut |_| {}).map(drop)
+    }
+
+    /// The same from a segment on; `done` is told the number of each segment that is finished, with which a scrub may go on later (plus one). What is
+    /// written meanwhile is not looked at. Answers whether it came to the end.
+    ///
+    /// # Errors
+    /// As [`Self::scrub`].
+    pub fn scrub_from(&self, first: u32, visit: &mut dyn FnMut(&Checked) -> bool, done: &mut dyn FnMut(u32)) -> Result<bool> {
+        if first == 0 && !self.scrub_table(visit) {
+            return Ok(false);
         }
-        let ids: Vec<u32> = self.segments().into_iter().filter(|segment| segment.live_frames > 0).map(|segment| segment.id).collect();
+        let living = |segment: &SegmentInfo| segment.live_frames > 0 && segment.id >= first;
+        let ids: Vec<u32> = self.segments().into_iter().filter(living).map(|segment| segment.id).collect();
         for id in ids {
             if !self.scrub_segment(id, visit)? {
-                break;
+                return Ok(false);
             }
+            done(id);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn scrub_table(&self, visit: &mut dyn FnMut(&Checked) -> bool) -> bool {
@@ -156,6 +175,7 @@ impl Store {
                 owner: Some(Owner::default()),
                 header: None,
                 bytes: pointer.charged(),
+                device: device_of(&root, pointer),
                 damage,
             })
         })
@@ -164,6 +184,7 @@ impl Store {
     fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
         let mut missing = self.living(id);
         let mut go_on = true;
+        let device = self.map.read().table.segments().get(&id).and_then(|segment| segment.place.first()).map_or(0, |place| place.device);
         self.walk(id, false, &mut |frame| {
             let Pointer { segment, index, .. } = frame.header.pointer;
             if !missing.remove(&(segment, index)) {
@@ -171,14 +192,21 @@ impl Store {
             }
             let damage = check(&frame).filter(|_| self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT));
             let bytes = frame.header.pointer.charged();
-            go_on = visit(&Checked { name: (segment, index), owner: Some(frame.header.owner), header: Some(frame.header), bytes, damage });
+            go_on = visit(&Checked {
+                name: (segment, index),
+                owner: Some(frame.header.owner),
+                header: Some(frame.header),
+                bytes,
+                device,
+                damage,
+            });
             Ok(go_on)
         })?;
         if go_on && !missing.is_empty() {
             // Freed or moved while we looked, or not to be found by its header.
             let now = self.living(id);
             for name in missing.intersection(&now) {
-                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, damage: Some(Damage::Header) };
+                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage: Some(Damage::Header) };
                 if !visit(&lost) {
                     return Ok(false);
                 }
@@ -250,5 +278,39 @@ impl Store {
         window.resize(length, 0);
         *start = from;
         self.read_place(place, from as u64, window)
+    }
+}
+
+impl Store {
+    /// The names of all frames that live, the segment table's own left out. For checks: it takes memory for each of them.
+    #[must_use]
+    pub fn living_frames(&self) -> std::collections::HashSet<(u32, u32)> {
+        let map = self.map.read();
+        let mut alive = std::collections::HashSet::new();
+        for (id, segment) in map.table.segments() {
+            alive.extend(segment.moved.keys().map(|index| (*id, *index)));
+            if segment.stream != Stream::Survivors {
+                alive.extend((0..segment.frames).filter(|index| !segment.dead.get(*index)).map(|index| (*id, index)));
+            }
+        }
+        alive
+    }
+
+    /// When these frames were born, by their headers; those without one that can be read are left out.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub fn births(&self, names: &std::collections::HashSet<(u32, u32)>) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
+        let mut found = std::collections::HashMap::new();
+        for id in names.iter().map(|(segment, _)| *segment).collect::<BTreeSet<u32>>() {
+            self.walk(id, false, &mut |frame| {
+                let Pointer { segment, index, birth, .. } = frame.header.pointer;
+                if names.contains(&(segment, index)) {
+                    found.insert((segment, index), birth);
+                }
+                Ok(true)
+            })?;
+        }
+        Ok(found)
     }
 }

@@ -69,7 +69,7 @@ impl Store {
         let log = self.log_length();
         let (total, free_slots, tails) = {
             let map = self.map.read();
-            (map.slots.total(), map.slots.free(), map.tails)
+            (map.slots.total(), map.free(), map.tails)
         };
         let size = (total * self.slot).saturating_sub(log);
         let allocated = self.sums.allocated.load(Ordering::Relaxed) + self.sums.table.load(Ordering::Relaxed);
@@ -108,14 +108,14 @@ impl Store {
     #[must_use]
     pub fn pressure(&self) -> Pressure {
         let map = self.map.read();
-        cleaner::pressure(map.slots.free(), map.slots.total())
+        cleaner::pressure(map.free(), map.slots.total())
     }
 
     /// How much file content can be written before a writer must wait for the cleaner, bytes.
     #[must_use]
     pub fn room(&self) -> u64 {
         let open = self.data.lock().room(self.slot);
-        open + self.map.read().slots.free().saturating_sub(cleaner::reserve(Stream::Data)) * self.slot
+        open + self.map.read().free().saturating_sub(cleaner::reserve(Stream::Data)) * self.slot
     }
 
     /// What was written since the pool was opened.

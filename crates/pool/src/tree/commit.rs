@@ -33,6 +33,8 @@ pub struct Written {
     pub root: Option<Pointer>,
     /// What the new frames are charged ([`Pointer::charged`]), bytes.
     pub bytes: u64,
+    /// What their content is before packing, bytes.
+    pub logical: u64,
     /// How many frames were written.
     pub frames: u64,
 }
@@ -130,14 +132,17 @@ impl Frozen {
     /// # Errors
     /// Those of [`crate::Frames::write`].
     pub fn write_out(&self, ctx: &Context<'_>, form: Form) -> Result<Written, PoolError> {
-        let mut writer = Writer { ctx, form, dataset: self.dataset, bytes: 0, frames: 0 };
+        let mut writer = Writer { ctx, form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let root = match &self.root {
             Some(root) => Some(writer.child(root)?),
             None => None,
         };
-        Ok(Written { root, bytes: writer.bytes, frames: writer.frames })
+        Ok(Written { root, bytes: writer.bytes, logical: writer.logical, frames: writer.frames })
     }
 }
+
+/// So many leaves are written at once: about 2 MiB.
+const WRITTEN_TOGETHER: usize = 64;
 
 /// Writes nodes and keeps them in the cache.
 pub(super) struct Writer<'a> {
@@ -145,6 +150,7 @@ pub(super) struct Writer<'a> {
     pub(super) form: Form,
     pub(super) dataset: u64,
     pub(super) bytes: u64,
+    pub(super) logical: u64,
     pub(super) frames: u64,
 }
 
@@ -159,40 +165,84 @@ impl Writer<'_> {
         }
         let pointers = match &node.body {
             Body::Leaf(_) => Vec::new(),
-            Body::Inner(inner) => inner.children.iter().map(|child| self.child(child)).collect::<Result<_, _>>()?,
+            Body::Inner(inner) => {
+                if inner.level() == 1 {
+                    self.leaves(&inner.children)?;
+                }
+                inner.children.iter().map(|child| self.child(child)).collect::<Result<_, _>>()?
+            }
         };
         let pointer = self.node(node, &pointers)?;
         node.stored.set(pointer).map_err(|_| BROKEN)?;
         Ok(pointer)
     }
 
-    /// Writes one node whose children have their pointers.
-    pub(super) fn node(&mut self, node: &Node, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
-        let mut content = Vec::new();
-        match &node.body {
-            Body::Leaf(leaf) => {
-                content.reserve_exact(leaf.used());
-                content.extend_from_slice(&header(0, leaf.len()));
-                leaf.encode(&mut content);
+    /// Writes the dirty ones of neighbouring leaves, many at once, so that several threads may pack them.
+    fn leaves(&mut self, children: &[Child]) -> Result<(), PoolError> {
+        let dirty: Vec<&Arc<Node>> = children
+            .iter()
+            .filter_map(|child| match child {
+                Child::Dirty(node) if node.stored.get().is_none() => Some(node),
+                _ => None,
+            })
+            .collect();
+        for some in dirty.chunks(WRITTEN_TOGETHER) {
+            let contents: Vec<Vec<u8>> = some.iter().map(|node| content_of(node, &[])).collect();
+            let frames: Vec<NewFrame<'_>> = some.iter().zip(&contents).map(|(node, content)| self.frame(node, content)).collect();
+            let mut written = Vec::with_capacity(frames.len());
+            let outcome = self.ctx.frames.write_all(&frames, &mut written);
+            for ((node, content), pointer) in some.iter().zip(contents).zip(written) {
+                self.keep(node, pointer, content, &[]);
+                node.stored.set(pointer).map_err(|_| BROKEN)?;
             }
-            Body::Inner(inner) => inner.encode(pointers, &mut content),
+            outcome?;
         }
-        let pointer = self.ctx.frames.write(&NewFrame {
+        Ok(())
+    }
+
+    fn frame<'a>(&self, node: &Node, content: &'a [u8]) -> NewFrame<'a> {
+        NewFrame {
             stream: Stream::Metadata,
             kind: node.kind(),
             owner: Owner { dataset: self.dataset, object: 0, offset: u64::from(node.level()) },
             birth: self.form.txg,
-            content: &content,
+            content,
             packing: self.form.packing,
             checksum: self.form.checksum,
-        })?;
+        }
+    }
+
+    /// Counts a written node and keeps it in the cache.
+    fn keep(&mut self, node: &Node, pointer: Pointer, content: Vec<u8>, pointers: &[Pointer]) {
         self.bytes += pointer.charged();
+        self.logical += u64::from(pointer.logical);
         self.frames += 1;
         let body = match &node.body {
             Body::Leaf(leaf) => Body::Leaf(leaf.settled(content.into())),
             Body::Inner(inner) => Body::Inner(inner.settled(pointers)),
         };
         self.ctx.cache.insert_node(&pointer, Arc::new(Node::new(0, body)));
+    }
+
+    /// Writes one node whose children have their pointers.
+    pub(super) fn node(&mut self, node: &Node, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
+        let content = content_of(node, pointers);
+        let pointer = self.ctx.frames.write(&self.frame(node, &content))?;
+        self.keep(node, pointer, content, pointers);
         Ok(pointer)
     }
+}
+
+/// What a node is on a device.
+fn content_of(node: &Node, pointers: &[Pointer]) -> Vec<u8> {
+    let mut content = Vec::new();
+    match &node.body {
+        Body::Leaf(leaf) => {
+            content.reserve_exact(leaf.used());
+            content.extend_from_slice(&header(0, leaf.len()));
+            leaf.encode(&mut content);
+        }
+        Body::Inner(inner) => inner.encode(pointers, &mut content),
+    }
+    content
 }

@@ -112,9 +112,10 @@ impl<'a> Loader<'a> {
     }
 
     fn write(&mut self, body: Body, pointers: &[Pointer]) -> Result<Pointer, PoolError> {
-        let mut writer = Writer { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, frames: 0 };
+        let mut writer = Writer { ctx: &self.ctx, form: self.form, dataset: self.dataset, bytes: 0, logical: 0, frames: 0 };
         let pointer = writer.node(&Node::new(0, body), pointers)?;
         self.written.bytes += writer.bytes;
+        self.written.logical += writer.logical;
         self.written.frames += writer.frames;
         Ok(pointer)
     }

@@ -1,7 +1,7 @@
 //! Walks: all frames of a stored root, each before what is below it.
 //!
 //! Callers: `check` and scrub by dataset (everything), incremental sending from a bookmark (what was born after it), salvage.
-//! A dataset is destroyed in steps with [`super::Tree::remove_range`] instead, whose progress is committed.
+//! A dataset is destroyed by [`harvest`], in steps whose progress is committed.
 //!
 //! Invariants:
 //! - What is read is not kept in the cache.
@@ -82,4 +82,77 @@ fn children(ctx: &Context<'_>, node: &Node, since: Txg, visitor: &mut dyn Visito
         }
     }
     Ok(())
+}
+
+/// What a harvest finds.
+#[derive(Clone, Copy, Debug)]
+pub enum Reaped<'a> {
+    /// A node's frame, of which everything below has been shown.
+    Frame(&'a Pointer),
+    /// A row.
+    Row(&'a [u8], &'a [u8]),
+    /// A node that cannot be read: what is below it stays unknown.
+    Damaged(&'a Pointer, &'a PoolError),
+}
+
+/// Shows the frames of a root that were born after `since`, and their rows, children before parents, from a key on; stops when about `budget` of them
+/// were shown, and returns the key to go on with. A frame is shown when nothing below it will be asked for again.
+///
+/// # Errors
+/// The visitor's.
+pub fn harvest(
+    ctx: &Context<'_>,
+    root: &Pointer,
+    since: Txg,
+    from: &[u8],
+    budget: &mut u64,
+    visit: &mut dyn FnMut(Reaped<'_>) -> Result<(), PoolError>,
+) -> Result<Option<Vec<u8>>, PoolError> {
+    reap(ctx, root, None, (since, from), budget, visit)
+}
+
+fn reap(
+    ctx: &Context<'_>,
+    pointer: &Pointer,
+    level: Option<u8>,
+    (since, from): (Txg, &[u8]),
+    budget: &mut u64,
+    visit: &mut dyn FnMut(Reaped<'_>) -> Result<(), PoolError>,
+) -> Result<Option<Vec<u8>>, PoolError> {
+    if pointer.birth <= since {
+        return Ok(None);
+    }
+    let level = if pointer.kind == FrameKind::Leaf { Some(0) } else { level };
+    match ctx.cache.node_in_passing(ctx.frames, pointer, level) {
+        Err(error) => visit(Reaped::Damaged(pointer, &error))?,
+        Ok(node) => match &node.body {
+            Body::Leaf(leaf) => {
+                for at in 0..leaf.len() {
+                    let (key, value) = leaf.row(at).ok_or(BROKEN)?;
+                    visit(Reaped::Row(key, value))?;
+                }
+                *budget = budget.saturating_sub(leaf.len() as u64);
+            }
+            Body::Inner(inner) => {
+                let below = inner.level().checked_sub(1).ok_or(BROKEN)?;
+                let first = inner.find(from);
+                let ahead: Vec<Pointer> = inner.children.iter().skip(first).take(WINDOW).filter_map(Child::pointer).collect();
+                ctx.frames.expect(&ahead);
+                for at in first..inner.len() {
+                    let Some(child) = inner.child(at).and_then(Child::pointer) else { return Err(BROKEN) };
+                    let from = if at == first { from } else { &[] };
+                    let paused = reap(ctx, &child, Some(below), (since, from), budget, visit)?;
+                    if paused.is_some() {
+                        return Ok(paused);
+                    }
+                    if *budget == 0 && at + 1 < inner.len() {
+                        return Ok(Some(inner.key(at + 1).to_vec()));
+                    }
+                }
+            }
+        },
+    }
+    visit(Reaped::Frame(pointer))?;
+    *budget = budget.saturating_sub(1);
+    Ok(None)
 }

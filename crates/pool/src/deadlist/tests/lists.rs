@@ -3,7 +3,7 @@
 use super::*;
 
 fn dead(index: u32, birth: u64) -> Dead {
-    Dead { segment: 1, index, charged: 160, birth: Txg(birth), shared: false }
+    Dead { segment: 1, index, charged: 160, logical: 500, birth: Txg(birth), shared: false }
 }
 
 fn all(rows: &mut Map, list: ListId) -> BTreeSet<u32> {
@@ -27,7 +27,7 @@ fn a_long_list_has_chunks_of_bounded_length_and_exact_totals() {
         let entries: Vec<Dead> = (0..200).map(|n| dead(batch * 200 + n, u64::from(n % 20) + 1)).collect();
         lists.append(list, &history, &entries).unwrap();
     }
-    assert_eq!(lists.totals(list, Births::ALL).unwrap(), Totals { bytes: 1_600_000, entries: 10_000 });
+    assert_eq!(lists.totals(list, Births::ALL).unwrap(), Totals { bytes: 1_600_000, logical: 5_000_000, entries: 10_000 });
     assert_eq!(lists.totals(list, Births::through(Txg(10))).unwrap().entries, 5_000);
     assert_eq!(lists.totals(list, Births::after(Txg(10))).unwrap().entries, 5_000);
     assert_eq!(lists.totals(list, Births::after(Txg(20))).unwrap().entries, 0);

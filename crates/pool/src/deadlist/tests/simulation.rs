@@ -102,7 +102,7 @@ impl Pool {
         let (line, own) = self.ancestry(id);
         let mut points: Vec<Point> = line.iter().map(|snapshot| self.snapshots[snapshot].point).collect();
         let referenced = self.forest.usage(id).unwrap().referenced;
-        points.push(Point { txg: Point::HEAD, referenced, list: self.datasets[&id].list });
+        points.push(Point { txg: Point::HEAD, referenced, logical: 3 * referenced, list: self.datasets[&id].list });
         (points, own)
     }
 
@@ -123,7 +123,7 @@ impl Pool {
         let birth = self.txg;
         self.datasets.get_mut(&id).unwrap().blocks.insert(block, (birth, bytes));
         self.written.insert(block, (birth, bytes));
-        self.forest.charge(id, Change::written(bytes as i64)).unwrap();
+        self.forest.charge(id, Change::stored(bytes as i64, 3 * bytes as i64)).unwrap();
         block
     }
 
@@ -134,11 +134,12 @@ impl Pool {
         let mut listed = Vec::new();
         for block in blocks {
             let (birth, charged) = self.datasets.get_mut(&id).unwrap().blocks.remove(block).unwrap();
-            let (fate, change) = killed(birth, charged, newest, origin).unwrap();
+            let dead = Dead { segment: 1, index: *block, charged, logical: 3 * charged as u32, birth, shared: false };
+            let (fate, change) = killed(&dead, newest, origin).unwrap();
             self.forest.charge(id, change).unwrap();
             match fate {
                 Fate::Freed => self.free(*block),
-                Fate::Listed => listed.push(Dead { segment: 1, index: *block, charged, birth, shared: false }),
+                Fate::Listed => listed.push(dead),
             }
         }
         let list = self.datasets[&id].list;
@@ -156,7 +157,7 @@ impl Pool {
         let referenced = self.forest.usage(id).unwrap().referenced;
         let txg = self.txg;
         let dataset = self.datasets.get_mut(&id).unwrap();
-        let point = Point { txg, referenced, list: std::mem::replace(&mut dataset.list, list) };
+        let point = Point { txg, referenced, logical: 3 * referenced, list: std::mem::replace(&mut dataset.list, list) };
         dataset.snapshots.push(snapshot);
         let blocks = dataset.blocks.clone();
         self.snapshots.insert(snapshot, Snapshot { point, blocks });
@@ -224,7 +225,7 @@ impl Pool {
         self.lists().forget(list).unwrap();
         self.datasets.get_mut(&id).unwrap().blocks = snapshot.blocks;
         let usage = self.forest.usage(id).unwrap();
-        let referenced = Usage { referenced: snapshot.point.referenced, ..usage };
+        let referenced = Usage { referenced: snapshot.point.referenced, logical_referenced: snapshot.point.logical, ..usage };
         self.forest.charge(id, Change::between(&usage, &referenced).unwrap()).unwrap();
         self.recount(&[id]);
     }
@@ -232,7 +233,7 @@ impl Pool {
     pub fn clone(&mut self, snapshot: u32, parent: u64) -> u64 {
         let (id, list) = (self.number().into(), self.lists().create().unwrap());
         let origin = self.snapshots[&snapshot].clone();
-        let usage = Usage { referenced: origin.point.referenced, ..Usage::default() };
+        let usage = Usage { referenced: origin.point.referenced, logical_referenced: origin.point.logical, ..Usage::default() };
         self.forest.add(id, parent, usage, Limits::default()).unwrap();
         self.datasets.insert(id, Dataset { origin: Some(snapshot), snapshots: Vec::new(), list, blocks: origin.blocks });
         id
@@ -307,7 +308,14 @@ impl Pool {
         let kept = line[own..].iter().flat_map(|snapshot| self.snapshots[snapshot].blocks.clone());
         let kept: Blocks = kept.filter(|(block, (birth, _))| *birth > origin && !head.contains_key(block)).collect();
         let since = |txg: Txg| head.values().filter(|(birth, _)| *birth > txg).map(|(_, bytes)| bytes).sum::<u64>();
-        let truth = Usage { dataset: since(origin), snapshots: bytes(&kept), referenced: bytes(&head), unique: since(newest) };
+        let truth = Usage {
+            dataset: since(origin),
+            snapshots: bytes(&kept),
+            referenced: bytes(&head),
+            unique: since(newest),
+            logical_used: 3 * (since(origin) + bytes(&kept)),
+            logical_referenced: 3 * bytes(&head),
+        };
         assert_eq!(self.forest.usage(id).unwrap(), truth, "counters of {id}");
         assert_eq!(self.lists().usage(&history, own).unwrap(), truth, "recount of {id}");
         let mut blocks: Vec<Blocks> = line.iter().map(|snapshot| self.snapshots[snapshot].blocks.clone()).collect();

@@ -145,3 +145,44 @@ fn the_cleaner_keeps_going_at_95_percent() {
     println!("94 % full: {factor:.2} bytes written for each byte of frames");
     assert!(factor < 60.0);
 }
+
+#[test]
+fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    store.set_autotrim(true);
+    let mut pointers: Vec<Pointer> = (0..200).map(|number| plain(&store, 1, number, 60_000).unwrap()).collect();
+    commit(&store, 1).unwrap();
+    let last = pointers.pop().unwrap();
+    let before = store.space().free_slots;
+    let place = store.segments().iter().find(|segment| segment.id == pointers[0].segment).unwrap().place[0];
+    pointers.drain(..).for_each(|pointer| store.free(&pointer, Txg(2)));
+    for txg in 2..8 {
+        commit(&store, txg).unwrap();
+    }
+    // They count as free, and are given to nobody yet.
+    let space = store.space();
+    assert!(space.free_slots > before + 5, "{space:?}");
+    assert!(!store.map.read().trimming.is_empty());
+    let mut steps = 1;
+    while store.trim_step().unwrap() {
+        steps += 1;
+    }
+    assert!(steps < 10 && store.map.read().trimming.is_empty());
+    assert_eq!(store.space().free_slots, space.free_slots);
+    let start = slots::start(place, store.slot()) as usize;
+    assert!(sims[0].bytes()[start..start + 60_000] != *block(0, 60_000), "the device was told");
+    assert_eq!(*store.read(&last).unwrap(), *block(199, 60_000));
+    // A writer in need does not wait for that.
+    let many: Vec<Pointer> = (0..400).map(|number| plain(&store, 8, number, 60_000).unwrap()).collect();
+    commit(&store, 8).unwrap();
+    many.iter().for_each(|pointer| store.free(pointer, Txg(9)));
+    for txg in 9..13 {
+        commit(&store, txg).unwrap();
+    }
+    assert!(store.map.read().trimming.len() > 10);
+    for number in 0..400 {
+        plain(&store, 13, number, 60_000).unwrap();
+    }
+    commit(&store, 13).unwrap();
+}

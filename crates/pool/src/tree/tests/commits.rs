@@ -30,7 +30,7 @@ fn an_unchanged_tree_is_not_written_again() {
     let first = bench.commit(&mut tree, 1);
     assert!(first.frames > 10 && first.bytes == bench.frames.written().iter().map(|(pointer, _)| pointer.charged()).sum::<u64>());
     assert!(bench.frames.written().iter().all(|(pointer, owner)| owner.dataset == 9 && pointer.birth == Txg(1)));
-    assert_eq!(bench.commit(&mut tree, 2), Written { root: first.root, bytes: 0, frames: 0 });
+    assert_eq!(bench.commit(&mut tree, 2), Written { root: first.root, bytes: 0, logical: 0, frames: 0 });
     assert!(!tree.remove(&bench.ctx(), Txg(3), &number(1000)).unwrap());
     assert_eq!(tree.stored_root(), Some(first.root), "removing nothing changes nothing");
     assert!(tree.take_dead(Txg(3)).is_empty());

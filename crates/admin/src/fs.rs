@@ -1,0 +1,196 @@
+//! Verbs on datasets: what `nacre fs` (called as `zfs`: `zfs`) means.
+//!
+//! Called by the process that owns the pool, one request after the other or at once: each verb looks at the whole pool first, refuses what cannot be,
+//! and only then changes something. Where and how it looks is in the command. The words are ZFS'.
+//!
+//! ```text
+//!  objects      what there is: names, stored and inherited values, mount points
+//!  list values  list, get: which objects, which values          space      userspace, groupspace
+//!  making       create, clone, snapshot, bookmark               diff       diff
+//!  destroying   destroy                                         holds      hold, release, holds
+//!  rolling      rollback                                        mounting   mount, unmount
+//!  renaming     rename, promote
+//!  setting      set, inherit
+//!  moves        what a change of names and properties means for mounts
+//! ```
+
+mod destroying;
+mod diff;
+mod holds;
+mod list;
+mod making;
+mod mounting;
+mod moves;
+mod objects;
+mod renaming;
+mod rolling;
+mod setting;
+mod space;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use destroying::{Destroyed, ToDestroy};
+pub use diff::{Difference, FileKind, How};
+pub use holds::{Hold, ToHold};
+pub use list::{From, Listed, Listing, ObjectType, Shown, Types};
+pub use making::{ToCreate, ToSnapshot};
+pub use mounting::{MountedAt, ToMount, ToUnmount, mount_all, unmount_all};
+pub use renaming::ToRename;
+pub use rolling::ToRollBack;
+pub use setting::{NewValue, ToSet};
+pub use space::OwnerSpace;
+
+use nacre_pool::PoolError;
+use nacre_pool::space::LimitRefusal;
+use serde::{Deserialize, Serialize};
+
+use crate::{Imported, Kind, Mounts, Progress, Refusal};
+
+/// What can be asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// Objects with their properties.
+    List(Listing),
+    /// A new file system, or a clone.
+    Create(ToCreate),
+    /// The end of something.
+    Destroy(ToDestroy),
+    /// Other properties.
+    Set(ToSet),
+    /// What is mounted.
+    Mounted,
+    /// Mounts.
+    Mount(ToMount),
+    /// The end of mounts; with `force` even of those in use.
+    Unmount {
+        /// Which.
+        what: ToUnmount,
+        /// Even in use.
+        force: bool,
+    },
+    /// Snapshots.
+    Snapshot(ToSnapshot),
+    /// Back to a snapshot.
+    RollBack(ToRollBack),
+    /// A clone that is no clone any more: this file system.
+    Promote(String),
+    /// Another name.
+    Rename(ToRename),
+    /// A bookmark.
+    Bookmark {
+        /// Of this snapshot or bookmark.
+        of: String,
+        /// Its name.
+        name: String,
+    },
+    /// Holds set or released.
+    Hold(ToHold),
+    /// The holds of snapshots.
+    Holds {
+        /// Of these.
+        snapshots: Vec<String>,
+        /// And of the same names below.
+        recursive: bool,
+    },
+    /// What has changed from a snapshot to another, or to now. Each [`Difference`] comes as a note, in JSON.
+    Diff {
+        /// The snapshot.
+        from: String,
+        /// The later one, or a file system; `None`: that of the snapshot.
+        to: Option<String>,
+    },
+    /// What owners use of a file system or snapshot.
+    Owners(String),
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// Done, but for what these sentences say.
+    Done(Vec<String>),
+    /// Objects.
+    Listed(Vec<Listed>),
+    /// What is mounted.
+    Mounted(Vec<MountedAt>),
+    /// What went.
+    Destroyed(Destroyed),
+    /// Holds.
+    Holds(Vec<Hold>),
+    /// Owners.
+    Owners(Vec<OwnerSpace>),
+}
+
+impl Request {
+    /// Whether it changes the pool: such commands are in its history.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::List(_)
+            | Self::Mounted
+            | Self::Mount(_)
+            | Self::Unmount { .. }
+            | Self::Holds { .. }
+            | Self::Diff { .. }
+            | Self::Owners(_) => false,
+            Self::Destroy(what) => !what.dry,
+            Self::Create(_) | Self::Set(_) | Self::Snapshot(_) | Self::RollBack(_) | Self::Promote(_) | Self::Rename(_) => true,
+            Self::Bookmark { .. } | Self::Hold(_) => true,
+        }
+    }
+
+    /// Whether nothing else that changes names, properties or mounts may happen meanwhile.
+    #[must_use]
+    pub fn alone(&self) -> bool {
+        self.changes() || matches!(self, Self::Mount(_) | Self::Unmount { .. })
+    }
+}
+
+/// Carries out a request.
+///
+/// # Errors
+/// Why it was not done.
+pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mut dyn Progress) -> Result<Answer, Refusal> {
+    if pool.read_only && request.changes() {
+        let refusal = Refusal::new(Kind::Permission, format!("cannot change '{}': pool is read-only", pool.name()));
+        return Err(refusal.next("export it and import it without '-o readonly=on'"));
+    }
+    let done = |()| Answer::Done(Vec::new());
+    match request {
+        Request::List(listing) => list::run(pool, mounts, &listing).map(Answer::Listed),
+        Request::Create(new) => making::create(pool, mounts, &new).map(Answer::Done),
+        Request::Destroy(what) => destroying::destroy(pool, mounts, &what, progress).map(Answer::Destroyed),
+        Request::Set(what) => setting::set(pool, mounts, &what).map(Answer::Done),
+        Request::Mounted => mounting::list(pool, mounts).map(Answer::Mounted),
+        Request::Mount(what) => mounting::mount(pool, mounts, &what).map(Answer::Done),
+        Request::Unmount { what, force } => mounting::unmount(pool, mounts, &what, force).map(done),
+        Request::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
+        Request::RollBack(what) => rolling::roll_back(pool, mounts, &what, progress).map(done),
+        Request::Promote(name) => renaming::promote(pool, mounts, &name).map(done),
+        Request::Rename(what) => renaming::rename(pool, mounts, &what).map(Answer::Done),
+        Request::Bookmark { of, name } => making::bookmark(pool, mounts, &of, &name).map(done),
+        Request::Hold(what) => holds::hold(pool, mounts, &what).map(done),
+        Request::Holds { snapshots, recursive } => holds::list(pool, mounts, &snapshots, recursive).map(Answer::Holds),
+        Request::Diff { from, to } => diff::run(pool, mounts, &from, to.as_deref(), progress).map(done),
+        Request::Owners(name) => space::run(pool, mounts, &name).map(Answer::Owners),
+    }
+}
+
+/// An error of the engine while doing something, in ZFS' words.
+fn refused(doing: &str, error: &PoolError) -> Refusal {
+    let (kind, why) = match error {
+        PoolError::NoSpace => (Kind::NoSpace, "out of space".to_owned()),
+        PoolError::Quota { .. } => (Kind::Quota, "out of space".to_owned()),
+        PoolError::Limit { why: LimitRefusal::BelowUse, .. } => {
+            (Kind::Quota, "size is less than current used or reserved space".to_owned())
+        }
+        PoolError::Limit { .. } => (Kind::NoSpace, "size is greater than available space".to_owned()),
+        PoolError::CountLimit { .. } => (Kind::Quota, error.to_string()),
+        PoolError::Property(error) => (Kind::Invalid, error.to_string()),
+        PoolError::Refused(why) if why.contains("busy") => (Kind::Busy, why.clone()),
+        other => return Refusal::pool(doing, other),
+    };
+    Refusal::new(kind, format!("{doing}: {why}"))
+}

@@ -1,0 +1,351 @@
+//! `destroy`: what would go is worked out first, as one plan; nothing is done before the whole of it is known to be possible.
+
+use std::collections::{HashMap, HashSet};
+
+use nacre_pool::names::{Name, SelectionError, SnapshotSelection};
+use nacre_pool::{PoolError, Txg};
+use serde::{Deserialize, Serialize};
+
+use super::objects::{Object, Objects, missing};
+use super::{moves, refused};
+use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
+
+/// What is to be destroyed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToDestroy {
+    /// A file system, a bookmark, or snapshots: `file system@a,b,first%last`.
+    pub target: String,
+    /// What lies below as well; of snapshots, those of the same names below.
+    pub recursive: bool,
+    /// Clones as well, wherever they are.
+    pub clones: bool,
+    /// Unmount even what is in use.
+    pub force: bool,
+    /// Snapshots that are held or cloned go later.
+    pub deferred: bool,
+    /// Only say what would go.
+    pub dry: bool,
+    /// Nothing below, even where clones go.
+    pub keep_below: bool,
+}
+
+/// What was, or would be, destroyed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destroyed {
+    /// The names, in the order of their going.
+    pub names: Vec<String>,
+    /// What that frees, bytes.
+    pub freed: u64,
+}
+
+/// File systems to be destroyed, in an order in which that is possible, and snapshots of others.
+#[derive(Debug, Default)]
+pub(super) struct Doom {
+    filesystems: Vec<u64>,
+    snapshots: Vec<(u64, Vec<(Txg, String)>)>,
+}
+
+/// Destroys.
+pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, progress: &mut dyn Progress) -> Result<Destroyed, Refusal> {
+    if let Some((filesystem, bookmark)) = what.target.split_once('#') {
+        return one_bookmark(pool, mounts, what, filesystem, bookmark);
+    }
+    let (doom, destroyed) = {
+        let mut objects = Objects::now(pool, mounts);
+        let doom = if what.target.contains('@') { of_snapshots(&mut objects, what)? } else { of_filesystem(&mut objects, what)? };
+        let destroyed = told(&mut objects, &doom)?;
+        (doom, destroyed)
+    };
+    if !what.dry {
+        carry_out(pool, mounts, &doom, what, progress)?;
+    }
+    Ok(destroyed)
+}
+
+fn one_bookmark(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, filesystem: &str, bookmark: &str) -> Result<Destroyed, Refusal> {
+    let id = {
+        let objects = Objects::now(pool, mounts);
+        match objects.open("destroy", &what.target) {
+            Ok(Object::Bookmark { of, .. }) => of,
+            Ok(_) => return Err(missing("destroy", &what.target)),
+            Err(refusal) if refusal.kind == Kind::NotFound => {
+                return Err(Refusal::new(Kind::NotFound, format!("bookmark '{filesystem}#{bookmark}' does not exist.")));
+            }
+            Err(refusal) => return Err(refusal),
+        }
+    };
+    if !what.dry {
+        let doing = format!("cannot destroy '{}'", what.target);
+        pool.pool.destroy_bookmark(id, bookmark).map_err(|error| refused(&doing, &error))?;
+    }
+    Ok(Destroyed { names: vec![what.target.clone()], freed: 0 })
+}
+
+/// The names of what goes, and what that frees.
+fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
+    let mut destroyed = Destroyed::default();
+    for id in &doom.filesystems {
+        let name = objects.known(*id)?.name.clone();
+        for (_, row) in objects.look.snapshot_rows(*id)? {
+            destroyed.names.push(format!("{name}@{}", row.name));
+        }
+        destroyed.names.push(name);
+        let usage = objects.look.usage(*id)?;
+        destroyed.freed = destroyed.freed.saturating_add(usage.dataset).saturating_add(usage.snapshots);
+    }
+    for (id, snapshots) in &doom.snapshots {
+        let name = objects.known(*id)?.name.clone();
+        destroyed.names.extend(snapshots.iter().map(|(_, snapshot)| format!("{name}@{snapshot}")));
+        let txgs: Vec<Txg> = snapshots.iter().map(|(txg, _)| *txg).collect();
+        destroyed.freed = destroyed.freed.saturating_add(objects.look.freed_by(*id, &txgs)?);
+    }
+    Ok(destroyed)
+}
+
+/// What destroying snapshots takes.
+fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
+    let doing = format!("cannot destroy '{}'", what.target);
+    let selection = SnapshotSelection::parse(&what.target).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let id = objects.filesystem("open", &selection.filesystem)?;
+    let below = (what.recursive || what.clones) && !what.keep_below;
+    let ids = if below { objects.descendants(id)? } else { vec![id] };
+    let mut doom = Doom::default();
+    let mut why = None;
+    for id in ids {
+        let there = objects.look.snapshot_rows(id)?;
+        let names: Vec<&str> = there.iter().map(|(_, row)| row.name.as_str()).collect();
+        let places = match selection.select(&names) {
+            Ok(places) => places,
+            // Below, some of the names may be missing: those that are there go.
+            Err(SelectionError::NoSnapshot(_)) if below => those_there(&selection, &names),
+            Err(error @ SelectionError::NoSnapshot(_)) => {
+                why = Some(error);
+                those_there(&selection, &names)
+            }
+            Err(error) => return Err(Refusal::new(Kind::Invalid, format!("{doing}: {error}"))),
+        };
+        let picked: Vec<(Txg, String)> =
+            places.into_iter().filter_map(|place| there.get(place)).map(|(txg, row)| (*txg, row.name.clone())).collect();
+        if !picked.is_empty() {
+            doom.snapshots.push((id, picked));
+        }
+    }
+    if doom.snapshots.is_empty() || why.is_some() {
+        let refusal = Refusal::new(Kind::NotFound, "could not find any snapshots to destroy; check snapshot names.");
+        return Err(refusal.next(format!("'nacre fs list -t snapshot {}' lists them", selection.filesystem)));
+    }
+    dependents(objects, what, &mut doom)?;
+    Ok(doom)
+}
+
+/// Those of a selection that can be found, each part for itself.
+fn those_there(selection: &SnapshotSelection, names: &[&str]) -> Vec<usize> {
+    let mut found: Vec<usize> = Vec::new();
+    for range in &selection.ranges {
+        let one = SnapshotSelection { filesystem: selection.filesystem.clone(), ranges: vec![range.clone()] };
+        found.extend(one.select(names).unwrap_or_default());
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Sees to the clones of doomed snapshots and to what holds them.
+fn dependents(objects: &mut Objects<'_>, what: &ToDestroy, doom: &mut Doom) -> Result<(), Refusal> {
+    let mut clones = Vec::new();
+    for (id, snapshots) in &doom.snapshots {
+        for (txg, name) in snapshots {
+            let whole = format!("{}@{name}", objects.known(*id)?.name);
+            if !what.deferred && !objects.look.holds(*id, *txg)?.is_empty() {
+                return Err(held(&whole));
+            }
+            let of_it = objects.look.clones(*id, *txg)?;
+            if !of_it.is_empty() && !what.clones && !what.deferred {
+                let names = of_it.iter().map(|clone| Ok(objects.known(*clone)?.name.clone())).collect::<Result<Vec<_>, PoolError>>()?;
+                let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{whole}': snapshot has dependent clones"));
+                return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
+            }
+            clones.extend(of_it);
+        }
+    }
+    if what.clones && !clones.is_empty() {
+        doom.filesystems = ordered(objects, closure(objects, &clones)?)?;
+        no_holds(objects, &doom.filesystems)?;
+        // Snapshots of file systems that go themselves go with them.
+        doom.snapshots.retain(|(id, _)| !doom.filesystems.contains(id));
+    }
+    Ok(())
+}
+
+fn held(snapshot: &str) -> Refusal {
+    let next = format!(
+        "it is held: 'nacre fs holds {snapshot}' shows by which tags, 'nacre fs release TAG {snapshot}' lets go, -d destroys it then"
+    );
+    Refusal::new(Kind::Busy, format!("cannot destroy '{snapshot}': dataset is busy")).next(next)
+}
+
+/// What destroying a file system takes.
+fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
+    let name = Name::filesystem(&what.target);
+    let name = name.map_err(|error| Refusal::new(Kind::Invalid, format!("cannot destroy '{}': {error}", what.target)))?;
+    let id = objects.filesystem("open", name)?;
+    if what.deferred {
+        return Err(Refusal::new(Kind::Invalid, format!("cannot destroy '{name}': only snapshots can be destroyed later (-d)")));
+    }
+    let is_root = id == objects.look.root()?;
+    if is_root && !what.recursive && !what.clones {
+        let next = format!(
+            "use 'nacre fs destroy -r {name}' to destroy all datasets in the pool\nuse 'nacre pool destroy {name}' to destroy the pool itself"
+        );
+        return Err(Refusal::new(Kind::Invalid, format!("cannot destroy '{name}': operation does not apply to pools")).next(next));
+    }
+    let below = objects.descendants(id)?;
+    if !what.recursive && !what.clones {
+        let mut there = Vec::new();
+        for other in &below {
+            let known = objects.known(*other)?;
+            there.extend(objects.look.snapshot_rows(*other)?.into_iter().map(|(_, row)| format!("{}@{}", known.name, row.name)));
+            if *other != id {
+                there.push(known.name.clone());
+            }
+        }
+        if !there.is_empty() {
+            let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{name}': filesystem has children"));
+            return Err(refusal.next(format!("use '-r' to destroy the following datasets:\n{}", there.join("\n"))));
+        }
+    }
+    let all = closure(objects, &below)?;
+    if !what.clones {
+        let outside: Vec<u64> = all.iter().filter(|other| !below.contains(other)).copied().collect();
+        if !outside.is_empty() {
+            let names = outside.iter().map(|other| Ok(objects.known(*other)?.name.clone())).collect::<Result<Vec<_>, PoolError>>()?;
+            let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{name}': filesystem has dependent clones"));
+            return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
+        }
+    }
+    let mut doom = Doom { filesystems: ordered(objects, all)?, snapshots: Vec::new() };
+    no_holds(objects, &doom.filesystems)?;
+    if is_root {
+        doom.filesystems.retain(|other| *other != id);
+        let own = objects.look.snapshot_rows(id)?.into_iter().map(|(txg, row)| (txg, row.name)).collect::<Vec<_>>();
+        doom.snapshots.extend((!own.is_empty()).then_some((id, own)));
+    }
+    Ok(doom)
+}
+
+/// File systems with all below them, the clones of their snapshots, and so on.
+fn closure(objects: &Objects<'_>, from: &[u64]) -> Result<Vec<u64>, PoolError> {
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    let mut waiting: Vec<u64> = from.to_vec();
+    while let Some(id) = waiting.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        found.push(id);
+        waiting.extend(objects.look.children(id)?);
+        for (txg, row) in objects.look.snapshot_rows(id)? {
+            if row.clones > 0 {
+                waiting.extend(objects.look.clones(id, txg)?);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The same in an order in which each can be destroyed: after what lies below it, and after the clones of its snapshots.
+fn ordered(objects: &mut Objects<'_>, ids: Vec<u64>) -> Result<Vec<u64>, Refusal> {
+    let among: HashSet<u64> = ids.iter().copied().collect();
+    // How many of the others have to go before each.
+    let mut before: HashMap<u64, usize> = ids.iter().map(|id| (*id, 0)).collect();
+    let mut after: HashMap<u64, Vec<u64>> = HashMap::new();
+    let mut named = Vec::with_capacity(ids.len());
+    for id in &ids {
+        let known = objects.known(*id)?;
+        named.push((known.name.clone(), *id));
+        for later in [Some(known.row.parent), known.row.origin.map(|(of, _)| of)].into_iter().flatten() {
+            if among.contains(&later) {
+                *before.entry(later).or_default() += 1;
+                after.entry(*id).or_default().push(later);
+            }
+        }
+    }
+    // What has to wait for nothing goes in the order of names, the last first.
+    named.sort();
+    let mut ready: Vec<u64> = named.iter().map(|(_, id)| *id).filter(|id| before.get(id) == Some(&0)).collect();
+    let mut order = Vec::with_capacity(ids.len());
+    while let Some(id) = ready.pop() {
+        order.push(id);
+        for later in after.get(&id).into_iter().flatten() {
+            if let Some(left) = before.get_mut(later) {
+                *left -= 1;
+                if *left == 0 {
+                    ready.push(*later);
+                }
+            }
+        }
+    }
+    if order.len() == ids.len() {
+        return Ok(order);
+    }
+    let left = named.iter().find(|(_, id)| !order.contains(id)).map_or("", |(name, _)| name.as_str());
+    let refusal = Refusal::new(Kind::Busy, format!("cannot destroy '{left}': it is a clone of something that lies below it"));
+    Err(refusal.next(format!("make it independent first: nacre fs promote {left}")))
+}
+
+fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
+    for id in ids {
+        for (_, row) in objects.look.snapshot_rows(*id)? {
+            if row.holds > 0 {
+                return Err(held(&format!("{}@{}", objects.known(*id)?.name, row.name)));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let (made, names) = {
+        let mut objects = Objects::now(pool, mounts);
+        let names: HashMap<u64, String> =
+            doom.filesystems.iter().map(|id| Ok((*id, objects.known(*id)?.name.clone()))).collect::<Result<_, PoolError>>()?;
+        (moves::unchosen(&mut objects, &doom.filesystems)?, names)
+    };
+    // Whoever reads a snapshot, through a mount of its own or through the directory of its file system, keeps it.
+    let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
+    let of_filesystems = of_filesystems.filter(|what| what.snapshot.is_some() && doom.filesystems.contains(&what.dataset));
+    let alone =
+        doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
+    for snapshot in of_filesystems.chain(alone) {
+        mounts.unmount(snapshot, what.force)?;
+    }
+    let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
+    for (place, id) in doom.filesystems.iter().enumerate() {
+        let name = names.get(id).map_or("", String::as_str);
+        if let Err(error) = one_filesystem(pool, *id) {
+            // What is still there is mounted again where it was.
+            let left = doom.filesystems.get(place..).unwrap_or_default();
+            gone.clone().only(left).back(mounts);
+            return Err(refused(&format!("cannot destroy '{name}'"), &error));
+        }
+        if doom.filesystems.len() > 20 && place % 20 == 19 {
+            progress.note(&format!("{} of {} destroyed", place + 1, doom.filesystems.len()));
+        }
+    }
+    gone.tidy(&made);
+    for (id, snapshots) in &doom.snapshots {
+        let names: Vec<&str> = snapshots.iter().map(|(_, name)| name.as_str()).collect();
+        let doing = format!("cannot destroy '{}'", what.target);
+        pool.pool.destroy_snapshots(*id, &names, what.deferred).map_err(|error| refused(&doing, &error))?;
+    }
+    Ok(())
+}
+
+fn one_filesystem(pool: &Imported, id: u64) -> Result<(), PoolError> {
+    let rows = pool.pool.look().snapshot_rows(id)?;
+    if !rows.is_empty() {
+        let names: Vec<&str> = rows.iter().map(|(_, row)| row.name.as_str()).collect();
+        pool.pool.destroy_snapshots(id, &names, false)?;
+    }
+    pool.pool.destroy_dataset(id)
+}

@@ -1,0 +1,166 @@
+//! `diff`: what has changed from a snapshot to a later one, or to now. Told as it is found: a tree of millions of changes needs no memory for them.
+
+use nacre_pool::engine::changes::{self, Change};
+use nacre_pool::rows::FileType;
+use nacre_pool::{PoolError, Txg};
+use serde::{Deserialize, Serialize};
+
+use super::objects::{Object, Objects, Place};
+use super::refused;
+use crate::{Imported, Kind, Mounts, Progress, Refusal};
+
+/// One path that has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// How.
+    pub how: How,
+    /// The path, below the mount point where there is one; bytes, as names have no encoding.
+    pub path: Vec<u8>,
+    /// Of what kind the file is.
+    pub kind: FileKind,
+    /// When its inode changed last, seconds since 1970 and nanoseconds.
+    pub changed: (i64, u32),
+}
+
+/// How a path has changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum How {
+    /// Content or attributes, or names in the directory. With how many names it has more than before.
+    Modified(i64),
+    /// It is new.
+    Added,
+    /// It is gone.
+    Removed,
+    /// It had this path.
+    Renamed(Vec<u8>),
+}
+
+/// What `diff -F` shows of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A block device.
+    Block,
+    /// A character device.
+    Character,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// A snapshot, of its file system.
+type Moment = (u64, Txg);
+
+/// Tells each difference as a note in JSON.
+pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, from: &str, to: Option<&str>, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let (old, id, later, root) = {
+        let mut objects = Objects::now(pool, mounts);
+        let old = objects.snapshot("diff", from)?;
+        let (id, later) = match to.map(|to| objects.open("diff", to)).transpose()? {
+            None => (old.0, None),
+            Some(Object::Filesystem(id)) => (id, None),
+            Some(Object::Snapshot { of, txg }) => (of, Some(txg)),
+            Some(Object::Bookmark { .. }) => {
+                return Err(Refusal::new(Kind::Invalid, format!("cannot diff '{from}': a bookmark has no content")));
+            }
+        };
+        related(&mut objects, from, old, (id, later))?;
+        // What is nowhere mounted is told from its own root.
+        let root = match objects.place(id)? {
+            Place::At(path) => path.into_os_string().into_encoded_bytes(),
+            Place::None | Place::Legacy => Vec::new(),
+        };
+        (old, id, later, root)
+    };
+    match later {
+        Some(txg) => tell(pool, from, old, (id, txg), &root, progress),
+        None => with_now(pool, mounts, id, from, |now| tell(pool, from, old, (id, now), &root, progress)),
+    }
+}
+
+/// Both have to be of one line: an earlier snapshot of the same file system, or of what it was cloned from.
+fn related(objects: &mut Objects<'_>, name: &str, old: Moment, new: (u64, Option<Txg>)) -> Result<(), Refusal> {
+    let mut at = new;
+    loop {
+        if at.0 == old.0 && at.1.is_none_or(|later| old.1 < later) {
+            return Ok(());
+        }
+        match objects.known(at.0)?.row.origin {
+            // The origin itself is a beginning as well.
+            Some((of, txg)) if of == old.0 && txg == old.1 => return Ok(()),
+            Some((of, txg)) => at = (of, Some(txg)),
+            None => {
+                let why = format!("cannot diff '{name}': not an earlier snapshot from the same fs");
+                return Err(Refusal::new(Kind::Invalid, why));
+            }
+        }
+    }
+}
+
+/// Looks at a file system as it is now through a snapshot that goes afterwards: what is compared must not change meanwhile.
+fn with_now(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    id: u64,
+    name: &str,
+    look: impl FnOnce(Txg) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let doing = format!("cannot diff '{name}'");
+    if pool.read_only {
+        let refusal = Refusal::new(Kind::Permission, format!("{doing}: the pool is imported read-only"));
+        return Err(refusal.next("compare two snapshots"));
+    }
+    mounts.settle(&[id])?;
+    let part = format!("nacre-diff-{}", (pool.opening.entropy)());
+    let now = pool.pool.snapshot(&[(id, part.clone())]).map_err(|error| refused(&doing, &error))?;
+    let looked = look(now);
+    let gone = pool.pool.destroy_snapshots(id, &[&part], false).map_err(|error| refused(&doing, &error));
+    looked.and(gone)
+}
+
+fn tell(pool: &Imported, name: &str, old: Moment, new: Moment, root: &[u8], progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let mut heard = true;
+    let told = pool.pool.diff(old, new, &mut |difference| {
+        heard = progress.note(&serde_json::to_string(&shown(difference, root)).unwrap_or_default());
+        if heard { Ok(()) } else { Err(PoolError::Refused("nobody listens any more".to_owned())) }
+    });
+    match told {
+        // Whoever asked has seen enough.
+        Err(_) if !heard => Ok(()),
+        told => told.map_err(|error| refused(&format!("cannot diff '{name}'"), &error)),
+    }
+}
+
+fn shown(difference: changes::Difference, root: &[u8]) -> Difference {
+    let below = |path: Vec<u8>| {
+        let root = root.strip_suffix(b"/").unwrap_or(root);
+        [root, b"/", &path].concat()
+    };
+    Difference {
+        how: match difference.change {
+            Change::Modified(links) => How::Modified(links),
+            Change::Added => How::Added,
+            Change::Removed => How::Removed,
+            Change::Renamed(from) => How::Renamed(below(from)),
+        },
+        path: below(difference.path),
+        kind: match difference.file_type {
+            FileType::Directory => FileKind::Directory,
+            FileType::Symlink => FileKind::Symlink,
+            FileType::BlockDevice => FileKind::Block,
+            FileType::CharDevice => FileKind::Character,
+            FileType::Fifo => FileKind::Fifo,
+            FileType::Socket => FileKind::Socket,
+            FileType::Regular => FileKind::File,
+        },
+        changed: (difference.changed.seconds, difference.changed.nanoseconds),
+    }
+}

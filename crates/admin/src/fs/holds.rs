@@ -1,0 +1,106 @@
+//! `hold`, `release` and `holds`: tags that keep snapshots from being destroyed.
+
+use nacre_pool::names::Name;
+use serde::{Deserialize, Serialize};
+
+use super::objects::{Objects, missing};
+use super::refused;
+use crate::{Imported, Kind, Mounts, Refusal};
+
+/// Tags to be set or taken away.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToHold {
+    /// The tag.
+    pub tag: String,
+    /// Of these snapshots.
+    pub snapshots: Vec<String>,
+    /// And of those with the same names of everything below.
+    pub recursive: bool,
+    /// Take it away.
+    pub release: bool,
+}
+
+/// A hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// The snapshot.
+    pub snapshot: String,
+    /// The tag.
+    pub tag: String,
+    /// Since when, seconds since 1970.
+    pub since: i64,
+}
+
+/// The snapshots of a name; with `recursive` those of the same name below as well.
+fn selected(objects: &mut Objects<'_>, name: &str, recursive: bool, doing: &str) -> Result<Vec<(u64, String)>, Refusal> {
+    let (filesystem, snapshot) = Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing} '{name}': {error}")))?;
+    let id = objects.look.find(filesystem)?.ok_or_else(|| missing("open", name))?;
+    let ids = if recursive { objects.descendants(id)? } else { vec![id] };
+    let mut found = Vec::new();
+    for id in ids {
+        if objects.look.snapshot_named(id, snapshot)?.is_some() {
+            found.push((id, snapshot.to_owned()));
+        }
+    }
+    if found.is_empty() {
+        return Err(missing("open", name));
+    }
+    Ok(found)
+}
+
+/// Sets or releases holds, all of them or none.
+pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Result<(), Refusal> {
+    let doing = if what.release { "cannot release hold from snapshot" } else { "cannot hold snapshot" };
+    if what.tag.is_empty() || what.tag.len() > 255 || what.tag.chars().any(char::is_control) {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: a tag has 1 to 255 printable characters")));
+    }
+    if !what.release && what.tag.starts_with('.') {
+        return Err(Refusal::new(Kind::Invalid, format!("{doing}: tag may not start with '.'")));
+    }
+    let mut wanted: Vec<(u64, String)> = Vec::new();
+    {
+        let mut objects = Objects::now(pool, mounts);
+        for name in &what.snapshots {
+            for (id, snapshot) in selected(&mut objects, name, what.recursive, doing)? {
+                let Some(txg) = objects.look.snapshot_named(id, &snapshot)? else { continue };
+                let there = objects.look.holds(id, txg)?.iter().any(|(tag, _)| *tag == what.tag);
+                let whole = format!("{}@{snapshot}", objects.known(id)?.name);
+                // A recursive release takes what there is.
+                if what.release && !there && what.recursive {
+                    continue;
+                }
+                if there != what.release {
+                    let (kind, why) = if there {
+                        (Kind::Exists, "tag already exists on this dataset")
+                    } else {
+                        (Kind::NotFound, "no such tag on this dataset")
+                    };
+                    return Err(Refusal::new(kind, format!("{doing} '{whole}': {why}")));
+                }
+                if !wanted.contains(&(id, snapshot.clone())) {
+                    wanted.push((id, snapshot));
+                }
+            }
+        }
+    }
+    if wanted.is_empty() {
+        return Err(Refusal::new(Kind::NotFound, format!("{doing}: no such tag on this dataset")));
+    }
+    let named: Vec<(u64, &str)> = wanted.iter().map(|(id, name)| (*id, name.as_str())).collect();
+    pool.pool.hold_all(&named, &what.tag, !what.release).map_err(|error| refused(doing, &error))
+}
+
+/// The holds of snapshots.
+pub(super) fn list(pool: &Imported, mounts: &dyn Mounts, snapshots: &[String], recursive: bool) -> Result<Vec<Hold>, Refusal> {
+    let mut objects = Objects::now(pool, mounts);
+    let mut found = Vec::new();
+    for name in snapshots {
+        for (id, snapshot) in selected(&mut objects, name, recursive, "cannot open")? {
+            let Some(txg) = objects.look.snapshot_named(id, &snapshot)? else { continue };
+            let whole = format!("{}@{snapshot}", objects.known(id)?.name);
+            let holds = objects.look.holds(id, txg)?;
+            found.extend(holds.into_iter().map(|(tag, since)| Hold { snapshot: whole.clone(), tag, since }));
+        }
+    }
+    Ok(found)
+}

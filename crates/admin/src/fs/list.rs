@@ -1,0 +1,203 @@
+//! `list` and `get`: which objects are meant, and what is shown of each. How it looks is the command's affair.
+
+use nacre_pool::properties::{Property, Source};
+use serde::{Deserialize, Serialize};
+
+use super::objects::{Object, Objects};
+use super::space::Uses;
+use super::values;
+use crate::{Imported, Mounts, Refusal};
+
+/// What is to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listing {
+    /// Of what; nothing: of everything.
+    pub names: Vec<String>,
+    /// So far below: 0 is the named ones only; `None` without a bound.
+    pub depth: Option<u64>,
+    /// Of which types; `None`: as the command does by itself.
+    pub types: Option<Types>,
+    /// Which properties; `None`: all that an object has.
+    pub properties: Option<Vec<String>>,
+}
+
+/// Types of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Types {
+    /// File systems.
+    pub filesystems: bool,
+    /// Snapshots.
+    pub snapshots: bool,
+    /// Bookmarks.
+    pub bookmarks: bool,
+}
+
+/// The type of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ObjectType {
+    /// A file system.
+    Filesystem,
+    /// A snapshot.
+    Snapshot,
+    /// A bookmark.
+    Bookmark,
+}
+
+/// An object with what is shown of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// Its whole name.
+    pub name: String,
+    /// Its type.
+    pub is: ObjectType,
+    /// The txg of its making: the order of snapshots.
+    pub created: u64,
+    /// Its properties.
+    pub values: Vec<Shown>,
+}
+
+/// The value of a property.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// The property's name.
+    pub property: String,
+    /// The canonical value; none where the object has none.
+    pub value: Option<String>,
+    /// Where it comes from.
+    pub source: From,
+    /// What was received with a stream.
+    pub received: Option<String>,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum From {
+    /// It was set here.
+    Local,
+    /// It was received.
+    Received,
+    /// It was set for this mount only.
+    Temporary,
+    /// It was set on this ancestor.
+    Inherited(String),
+    /// Nobody set it.
+    Default,
+    /// It is a figure, or there is none.
+    None,
+}
+
+impl From {
+    /// The engine's word in the command's.
+    pub(super) fn of(source: Source) -> Self {
+        match source {
+            Source::Local => Self::Local,
+            Source::Received => Self::Received,
+            Source::Temporary => Self::Temporary,
+            Source::Inherited(from) => Self::Inherited(from),
+            Source::Default => Self::Default,
+            Source::None => Self::None,
+        }
+    }
+}
+
+/// What a walk shows by itself: named objects always, snapshots on the way only where the pool's `listsnapshots` is on.
+fn on_the_way(objects: &Objects<'_>, types: Option<Types>) -> Result<Types, Refusal> {
+    Ok(match types {
+        Some(types) => types,
+        None => Types { filesystems: true, snapshots: objects.pool_has("listsnapshots")?, bookmarks: false },
+    })
+}
+
+pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Result<Vec<Listed>, Refusal> {
+    let properties = match &listing.properties {
+        Some(names) => Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?),
+        None => None,
+    };
+    let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || select(&Objects::now(pool, mounts), listing))?;
+    let mut objects = Objects::now(pool, mounts);
+    let mut listed = Vec::new();
+    for object in select(&objects, listing)? {
+        let properties = match &properties {
+            Some(properties) => properties.clone(),
+            None => values::all(&mut objects, &object)?,
+        };
+        let mut shown = Vec::with_capacity(properties.len());
+        for property in &properties {
+            let value = values::of(&mut objects, &uses, &object, property)?;
+            // Whoever asks for all does not want to read what there is not.
+            if listing.properties.is_some() || value.value.is_some() {
+                shown.push(value);
+            }
+        }
+        let name = objects.name(&object)?;
+        let (is, created) = identity(&mut objects, &object)?;
+        listed.push(Listed { name, is, created, values: shown });
+    }
+    Ok(listed)
+}
+
+fn identity(objects: &mut Objects<'_>, object: &Object) -> Result<(ObjectType, u64), Refusal> {
+    Ok(match object {
+        Object::Filesystem(id) => (ObjectType::Filesystem, objects.known(*id)?.row.created.0),
+        Object::Snapshot { txg, .. } => (ObjectType::Snapshot, txg.0),
+        Object::Bookmark { of, name } => {
+            let bookmarks = objects.look.bookmarks(*of)?;
+            (ObjectType::Bookmark, bookmarks.iter().find(|(there, _)| there == name).map_or(0, |(_, row)| row.txg.0))
+        }
+    })
+}
+
+/// The objects that are meant, each once.
+fn select(objects: &Objects<'_>, listing: &Listing) -> Result<Vec<Object>, Refusal> {
+    let types = on_the_way(objects, listing.types)?;
+    let mut found = Vec::new();
+    if listing.names.is_empty() {
+        walk(objects, objects.look.root()?, types, listing.depth, &mut found)?;
+    }
+    for name in &listing.names {
+        match objects.open("open", name)? {
+            Object::Filesystem(id) => walk(objects, id, types, listing.depth, &mut found)?,
+            other => {
+                let asked = listing.types.is_none_or(|types| match other {
+                    Object::Bookmark { .. } => types.bookmarks,
+                    _ => types.snapshots,
+                });
+                if asked {
+                    found.push(other);
+                }
+            }
+        }
+    }
+    let mut seen = std::collections::HashSet::new();
+    found.retain(|object| {
+        seen.insert(match object {
+            Object::Filesystem(id) => (*id, 0, String::new()),
+            Object::Snapshot { of, txg } => (*of, txg.0, String::new()),
+            Object::Bookmark { of, name } => (*of, 0, name.clone()),
+        })
+    });
+    Ok(found)
+}
+
+fn walk(objects: &Objects<'_>, id: u64, types: Types, depth: Option<u64>, found: &mut Vec<Object>) -> Result<(), Refusal> {
+    let mut waiting = vec![(id, depth)];
+    while let Some((id, left)) = waiting.pop() {
+        if types.filesystems {
+            found.push(Object::Filesystem(id));
+        }
+        if left == Some(0) {
+            continue;
+        }
+        if types.snapshots {
+            found.extend(objects.look.snapshot_rows(id)?.into_iter().map(|(txg, _)| Object::Snapshot { of: id, txg }));
+        }
+        if types.bookmarks {
+            found.extend(objects.look.bookmarks(id)?.into_iter().map(|(name, _)| Object::Bookmark { of: id, name }));
+        }
+        let below = left.map(|left| left - 1);
+        waiting.extend(objects.look.children(id)?.into_iter().rev().map(|child| (child, below)));
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! `create`, `clone`, `snapshot`, `bookmark`: what comes into being.
+
+use nacre_pool::engine::NewDataset;
+use nacre_pool::names::{Name, split_parent};
+use nacre_pool::properties::dataset_property;
+use serde::{Deserialize, Serialize};
+
+use super::moves::{self, Mounting};
+use super::objects::{Object, Objects};
+use super::refused;
+use crate::{Imported, Kind, Mounts, Refusal};
+
+/// A file system to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToCreate {
+    /// Its name.
+    pub name: String,
+    /// The snapshot that it begins as; `None`: empty.
+    pub from: Option<String>,
+    /// Make those above it that are missing, and be content where it is there.
+    pub parents: bool,
+    /// It is not mounted.
+    pub unmounted: bool,
+    /// Its properties, as users write them.
+    pub properties: Vec<(String, String)>,
+}
+
+/// Snapshots to be taken at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToSnapshot {
+    /// `file system@name` each.
+    pub names: Vec<String>,
+    /// Of everything below as well.
+    pub recursive: bool,
+}
+
+/// Makes a file system, or clones one; what could not be mounted is answered as sentences.
+pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Result<Vec<String>, Refusal> {
+    let doing = format!("cannot create '{}'", new.name);
+    let (parent, part) = split_parent(&new.name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let exists = {
+        let objects = Objects::now(pool, mounts);
+        for (name, value) in &new.properties {
+            let checked = dataset_property(name).and_then(|property| property.parse(value, true));
+            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+        }
+        objects.look.find(&new.name)?.is_some()
+    };
+    if exists {
+        // As with mkdir -p.
+        let content = new.parents && new.from.is_none();
+        return if content { Ok(Vec::new()) } else { Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists"))) };
+    }
+    let (parent, mut failed) = parent_of(pool, mounts, parent, new.parents, &doing)?;
+    let dataset = NewDataset { parent, name: part.to_owned(), properties: new.properties.clone() };
+    let id = match &new.from {
+        None => pool.pool.create_dataset(&dataset),
+        Some(snapshot) => {
+            let (of, part) = {
+                let objects = Objects::now(pool, mounts);
+                let (of, txg) = objects.snapshot("open", snapshot)?;
+                (of, objects.look.snapshot(of, txg)?.name)
+            };
+            pool.pool.clone_snapshot(of, &part, &dataset)
+        }
+    };
+    let id = id.map_err(|error| refused(&doing, &error))?;
+    if new.from.is_none() {
+        pool.give_to_owner(id)?;
+    }
+    if !new.unmounted {
+        failed.extend(mount_new(pool, mounts, id)?);
+    }
+    Ok(failed)
+}
+
+/// The dataset that a new one lies in; it and those above it are made where they are missing.
+pub(super) fn parent_of(pool: &Imported, mounts: &dyn Mounts, name: &str, make: bool, doing: &str) -> Result<(u64, Vec<String>), Refusal> {
+    if let Some(id) = pool.pool.find(name)? {
+        return Ok((id, Vec::new()));
+    }
+    if !make || !name.contains('/') {
+        let refusal = Refusal::new(Kind::NotFound, format!("{doing}: parent does not exist"));
+        return Err(refusal.next("-p makes the file systems above it as well"));
+    }
+    let (above, part) = split_parent(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+    let (above, mut failed) = parent_of(pool, mounts, above, make, doing)?;
+    let new = NewDataset { parent: above, name: part.to_owned(), properties: Vec::new() };
+    let id = pool.pool.create_dataset(&new).map_err(|error| refused(doing, &error))?;
+    pool.give_to_owner(id)?;
+    failed.extend(mount_new(pool, mounts, id)?);
+    Ok((id, failed))
+}
+
+fn mount_new(pool: &Imported, mounts: &dyn Mounts, id: u64) -> Result<Vec<String>, Refusal> {
+    let wanted: Vec<Mounting> = moves::wanted(&mut Objects::now(pool, mounts), &[id])?;
+    let failed = moves::mount(mounts, wanted);
+    Ok(failed.into_iter().map(|why| format!("filesystem successfully created, but it could not be mounted: {why}")).collect())
+}
+
+/// Takes snapshots, all of them at one moment or none.
+pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) -> Result<(), Refusal> {
+    let mut wanted: Vec<(u64, String)> = Vec::new();
+    {
+        let mut objects = Objects::now(pool, mounts);
+        for name in &what.names {
+            let doing = format!("cannot create snapshot '{name}'");
+            let (filesystem, snapshot) = Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+            let id = objects.filesystem("open", filesystem)?;
+            let ids = if what.recursive { objects.descendants(id)? } else { vec![id] };
+            wanted.extend(ids.into_iter().map(|id| (id, snapshot.to_owned())));
+        }
+        let none = "no snapshots were created";
+        for (place, (id, name)) in wanted.iter().enumerate() {
+            let whole = format!("{}@{name}", objects.known(*id)?.name);
+            if wanted.iter().take(place).any(|(other, _)| other == id) {
+                let why = format!("cannot create snapshot '{whole}': multiple snapshots of same fs not allowed");
+                return Err(Refusal::new(Kind::Invalid, why).next(none));
+            }
+            if objects.look.snapshot_named(*id, name)?.is_some() {
+                return Err(Refusal::new(Kind::Exists, format!("cannot create snapshot '{whole}': dataset already exists")).next(none));
+            }
+        }
+    }
+    // What write(2) has taken and the kernel still keeps belongs to it.
+    mounts.settle(&wanted.iter().map(|(id, _)| *id).collect::<Vec<u64>>())?;
+    let doing = format!("cannot create snapshot '{}'", what.names.first().map_or("", String::as_str));
+    pool.pool.snapshot(&wanted).map_err(|error| refused(&doing, &error).next("no snapshots were created"))?;
+    Ok(())
+}
+
+/// Makes a bookmark of a snapshot or of another bookmark.
+pub(super) fn bookmark(pool: &Imported, mounts: &dyn Mounts, from: &str, name: &str) -> Result<(), Refusal> {
+    let doing = format!("cannot create bookmark '{name}'");
+    let invalid = |error: nacre_pool::names::NameError| Refusal::new(Kind::Invalid, format!("{doing}: {error}"));
+    let (filesystem, part) = Name::bookmark(name).map_err(invalid)?;
+    let source = {
+        let objects = Objects::now(pool, mounts);
+        let id = objects.filesystem("open", filesystem)?;
+        if objects.look.bookmarks(id)?.iter().any(|(there, _)| there == part) {
+            return Err(Refusal::new(Kind::Exists, format!("{doing}: bookmark exists")));
+        }
+        let source = objects.open("open", from)?;
+        let of = match &source {
+            Object::Snapshot { of, txg } => (*of, Some(objects.look.snapshot(*of, *txg)?.name), None),
+            Object::Bookmark { of, name } => (*of, None, Some(name.clone())),
+            Object::Filesystem(_) => {
+                return Err(Refusal::new(Kind::Invalid, format!("{doing}: '{from}' is neither a snapshot nor a bookmark")));
+            }
+        };
+        if of.0 != id {
+            let why = format!("{doing}: bookmark must be of the same filesystem as '{from}'");
+            return Err(Refusal::new(Kind::Invalid, why));
+        }
+        of
+    };
+    let made = match source {
+        (id, Some(snapshot), _) => pool.pool.bookmark(id, &snapshot, part),
+        (id, None, bookmark) => pool.pool.copy_bookmark(id, bookmark.as_deref().unwrap_or_default(), part),
+    };
+    made.map_err(|error| refused(&doing, &error))
+}

@@ -1,0 +1,262 @@
+//! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name, with their stored properties and mount points, in one
+//! consistent moment.
+//!
+//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything of the engine or of the mounts is called.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use nacre_pool::catalog::{DatasetRow, PropertyRow, PropertySource};
+use nacre_pool::engine::{Look, SnapshotLook};
+use nacre_pool::names::Name;
+use nacre_pool::properties::effective::{Level, effective};
+use nacre_pool::properties::{Effective, Source, dataset_property};
+use nacre_pool::{PoolError, Txg};
+
+use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Refusal};
+
+/// Something with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Object {
+    /// A file system.
+    Filesystem(u64),
+    /// A snapshot.
+    Snapshot {
+        /// Of which file system.
+        of: u64,
+        /// When it was taken.
+        txg: Txg,
+    },
+    /// A bookmark.
+    Bookmark {
+        /// Of which file system.
+        of: u64,
+        /// What follows the `#`.
+        name: String,
+    },
+}
+
+/// A file system as the catalog has it.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// Its whole name.
+    pub name: String,
+    /// Its row.
+    pub row: DatasetRow,
+    /// Its stored properties.
+    pub stored: Vec<(String, PropertyRow)>,
+}
+
+impl Known {
+    /// Has a property set to this canonical value, or its own value taken away; `masked`: that which was received as well.
+    pub fn foresee(&mut self, name: &str, value: Option<&str>, masked: bool) {
+        self.stored.retain(|(there, row)| there != name || row.source == PropertySource::Received && !masked);
+        if let Some(value) = value {
+            let row = PropertyRow { source: PropertySource::Local, value: value.to_owned() };
+            self.stored.insert(0, (name.to_owned(), row));
+        }
+    }
+}
+
+/// Where a file system belongs in the tree of directories.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nowhere.
+    None,
+    /// Where mount(8) is told to.
+    Legacy,
+    /// Here.
+    At(PathBuf),
+}
+
+/// The pool's content, held still.
+pub(super) struct Objects<'a> {
+    pub look: Look<'a>,
+    pool: &'a Imported,
+    mounted: HashMap<u64, Mounted>,
+    known: HashMap<u64, Rc<Known>>,
+    snapshots: HashMap<u64, Rc<Vec<SnapshotLook>>>,
+}
+
+/// A refusal of a name in ZFS' words.
+pub(super) fn missing(doing: &str, name: &str) -> Refusal {
+    Refusal::new(Kind::NotFound, format!("cannot {doing} '{name}': dataset does not exist"))
+        .next("'nacre fs list -t all' lists what there is")
+}
+
+impl<'a> Objects<'a> {
+    /// As they are now.
+    pub fn now(pool: &'a Imported, mounts: &dyn Mounts) -> Self {
+        let mounted = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none());
+        let mounted = mounted.map(|mounted| (mounted.what.dataset, mounted)).collect();
+        Self { look: pool.pool.look(), pool, mounted, known: HashMap::new(), snapshots: HashMap::new() }
+    }
+
+    /// A file system.
+    pub fn known(&mut self, id: u64) -> Result<Rc<Known>, PoolError> {
+        if let Some(known) = self.known.get(&id) {
+            return Ok(Rc::clone(known));
+        }
+        let row = self.look.dataset(id)?;
+        let name = match row.parent {
+            0 => row.name.clone(),
+            parent => format!("{}/{}", self.known(parent)?.name, row.name),
+        };
+        let known = Rc::new(Known { name, row, stored: self.look.properties(id)? });
+        self.known.insert(id, Rc::clone(&known));
+        Ok(known)
+    }
+
+    /// Makes believe that a file system is another, to see what would follow.
+    pub fn pretend(&mut self, id: u64, known: Known) {
+        self.known.insert(id, Rc::new(known));
+    }
+
+    /// The whole name of an object.
+    pub fn name(&mut self, object: &Object) -> Result<String, PoolError> {
+        Ok(match object {
+            Object::Filesystem(id) => self.known(*id)?.name.clone(),
+            Object::Snapshot { of, txg } => format!("{}@{}", self.known(*of)?.name, self.look.snapshot(*of, *txg)?.name),
+            Object::Bookmark { of, name } => format!("{}#{name}", self.known(*of)?.name),
+        })
+    }
+
+    /// The snapshots of a file system with their figures, the oldest first.
+    pub fn snapshots(&mut self, id: u64) -> Result<Rc<Vec<SnapshotLook>>, PoolError> {
+        if let Some(found) = self.snapshots.get(&id) {
+            return Ok(Rc::clone(found));
+        }
+        let found = Rc::new(self.look.snapshots(id)?);
+        self.snapshots.insert(id, Rc::clone(&found));
+        Ok(found)
+    }
+
+    /// A file system by its whole name.
+    pub fn filesystem(&self, doing: &str, name: &str) -> Result<u64, Refusal> {
+        Name::filesystem(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
+        self.look.find(name)?.ok_or_else(|| missing(doing, name))
+    }
+
+    /// A snapshot by its whole name.
+    pub fn snapshot(&self, doing: &str, name: &str) -> Result<(u64, Txg), Refusal> {
+        let (filesystem, snapshot) =
+            Name::snapshot(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))?;
+        let of = self.look.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
+        let txg = self.look.snapshot_named(of, snapshot)?.ok_or_else(|| missing(doing, name))?;
+        Ok((of, txg))
+    }
+
+    /// Anything by its whole name.
+    pub fn open(&self, doing: &str, name: &str) -> Result<Object, Refusal> {
+        match Name::parse(name).map_err(|error| Refusal::new(Kind::Invalid, format!("cannot {doing} '{name}': {error}")))? {
+            Name::Filesystem(_) => Ok(Object::Filesystem(self.filesystem(doing, name)?)),
+            Name::Snapshot { .. } => self.snapshot(doing, name).map(|(of, txg)| Object::Snapshot { of, txg }),
+            Name::Bookmark { filesystem, bookmark } => {
+                let of = self.look.find(filesystem)?.ok_or_else(|| missing(doing, name))?;
+                let there = self.look.bookmarks(of)?.iter().any(|(there, _)| there == bookmark);
+                if there { Ok(Object::Bookmark { of, name: bookmark.to_owned() }) } else { Err(missing(doing, name)) }
+            }
+        }
+    }
+
+    /// A file system and everything below it, parents first.
+    pub fn descendants(&self, id: u64) -> Result<Vec<u64>, PoolError> {
+        let mut found = vec![id];
+        let mut at = 0;
+        while let Some(next) = found.get(at).copied() {
+            found.extend(self.look.children(next)?);
+            at += 1;
+        }
+        Ok(found)
+    }
+
+    /// Does something with the chain of a file system and its ancestors.
+    pub fn with_chain<R>(&mut self, id: u64, with: impl FnOnce(&[Level<'_>]) -> R) -> Result<R, PoolError> {
+        let mut line = Vec::new();
+        let mut at = id;
+        while at != 0 {
+            let known = self.known(at)?;
+            at = known.row.parent;
+            line.push(known);
+        }
+        let levels: Vec<Level<'_>> = line.iter().map(|known| Level { name: &known.name, rows: &known.stored }).collect();
+        Ok(with(&levels))
+    }
+
+    /// The value of a stored property of the table that holds for a file system.
+    pub fn effective(&mut self, id: u64, name: &str) -> Result<Effective, Refusal> {
+        let property = dataset_property(name).map_err(|error| Refusal::new(Kind::Invalid, error.to_string()))?;
+        let found = self.with_chain(id, |chain| effective(&property, chain))?;
+        Ok(found.unwrap_or(Effective { value: String::new(), source: Source::None }))
+    }
+
+    fn is(&mut self, id: u64, property: &str, value: &str) -> Result<bool, Refusal> {
+        Ok(self.effective(id, property)?.value == value)
+    }
+
+    /// The mount point of a file system as it is shown: with the place of this import.
+    pub fn mountpoint(&mut self, id: u64) -> Result<Effective, Refusal> {
+        let Effective { mut value, source } = self.effective(id, "mountpoint")?;
+        if source == Source::Default {
+            value = self.pool.opening.home.join(&self.known(id)?.name).to_string_lossy().into_owned();
+        }
+        if value != "none" && value != "legacy" {
+            if let Some(altroot) = &self.pool.opening.altroot {
+                value = altroot.join(value.trim_start_matches('/')).to_string_lossy().trim_end_matches('/').to_owned();
+            }
+            if value.is_empty() {
+                "/".clone_into(&mut value);
+            }
+        }
+        Ok(Effective { value, source })
+    }
+
+    /// Where a file system belongs.
+    pub fn place(&mut self, id: u64) -> Result<Place, Refusal> {
+        Ok(match self.mountpoint(id)?.value.as_str() {
+            "none" => Place::None,
+            "legacy" => Place::Legacy,
+            path => Place::At(PathBuf::from(path)),
+        })
+    }
+
+    /// Where a file system is to be mounted without anybody asking for it.
+    pub fn wanted(&mut self, id: u64) -> Result<Option<PathBuf>, Refusal> {
+        if !self.is(id, "canmount", "on")? {
+            return Ok(None);
+        }
+        Ok(match self.place(id)? {
+            Place::At(path) => Some(path),
+            Place::None | Place::Legacy => None,
+        })
+    }
+
+    /// How a file system is mounted by its properties.
+    pub fn options(&mut self, id: u64) -> Result<MountOptions, Refusal> {
+        Ok(MountOptions {
+            source: self.known(id)?.name.clone(),
+            read_only: self.pool.read_only || self.is(id, "readonly", "on")?,
+            no_exec: self.is(id, "exec", "off")?,
+            no_suid: self.is(id, "setuid", "off")?,
+            no_dev: self.is(id, "devices", "off")?,
+            no_atime: self.is(id, "atime", "off")?,
+            overlay: self.is(id, "overlay", "on")?,
+        })
+    }
+
+    /// The mount of a file system.
+    pub fn mounted(&self, id: u64) -> Option<&Mounted> {
+        self.mounted.get(&id)
+    }
+
+    /// The file system that is mounted there.
+    pub fn mounted_at(&self, at: &Path) -> Option<u64> {
+        self.mounted.values().find(|mounted| mounted.at == at).map(|mounted| mounted.what.dataset)
+    }
+
+    /// Whether the pool's own property is on.
+    pub fn pool_has(&self, name: &str) -> Result<bool, PoolError> {
+        Ok(self.look.properties(0)?.iter().any(|(there, row)| there == name && row.value == "on"))
+    }
+}

@@ -1,0 +1,99 @@
+//! `rollback`: a file system becomes what a snapshot is.
+
+use nacre_pool::{PoolError, Txg};
+use serde::{Deserialize, Serialize};
+
+use super::destroying::{self, ToDestroy};
+use super::objects::Objects;
+use super::{moves, refused};
+use crate::{Imported, Kind, Mounts, Progress, Refusal};
+
+/// Where to go back to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToRollBack {
+    /// The snapshot.
+    pub snapshot: String,
+    /// Newer snapshots and bookmarks go.
+    pub newer: bool,
+    /// And the clones of these.
+    pub clones: bool,
+    /// Unmount even what is in use.
+    pub force: bool,
+}
+
+/// What stands between a head and a snapshot of it.
+struct Between {
+    id: u64,
+    part: String,
+    filesystem: String,
+    /// The newer snapshots, the oldest first, as they are called behind the `@`.
+    snapshots: Vec<String>,
+    bookmarks: Vec<String>,
+    clones: Vec<String>,
+}
+
+/// Rolls back. Where the file system is mounted, and what is mounted below it, is mounted again afterwards.
+pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let doing = format!("cannot rollback to '{}'", what.snapshot);
+    let between = between(&mut Objects::now(pool, mounts), what)?;
+    if !between.clones.is_empty() && !what.clones {
+        let refusal = Refusal::new(Kind::Busy, format!("{doing}: clones of previous snapshots exist"));
+        let next = format!("use '-R' to force deletion of the following clones and dependents:\n{}", between.clones.join("\n"));
+        return Err(refusal.next(next));
+    }
+    if !(between.snapshots.is_empty() && between.bookmarks.is_empty() || what.newer || what.clones) {
+        let snapshots = between.snapshots.iter().map(|name| format!("{}@{name}", between.filesystem));
+        let bookmarks = between.bookmarks.iter().map(|name| format!("{}#{name}", between.filesystem));
+        let names: Vec<String> = snapshots.chain(bookmarks).collect();
+        let refusal = Refusal::new(Kind::Busy, format!("{doing}: more recent snapshots or bookmarks exist"));
+        return Err(refusal.next(format!("use '-r' to force deletion of the following snapshots and bookmarks:\n{}", names.join("\n"))));
+    }
+    // Nothing that the kernel still keeps may come after the files are others; and it takes the sizes of files that it knows for its own, so it must not know
+    // any. In use: nothing has changed yet.
+    mounts.settle(&[between.id])?;
+    let gone = moves::unmount(mounts, &moves::with_below(mounts, &[between.id]), what.force)?;
+    let rolled = carry_out(pool, mounts, &between, what, progress);
+    // Who has a snapshot of it, or made it stay with force, sees what is there now.
+    mounts.changed(between.id);
+    gone.back(mounts);
+    rolled
+}
+
+fn carry_out(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    between: &Between,
+    what: &ToRollBack,
+    progress: &mut dyn Progress,
+) -> Result<(), Refusal> {
+    let doing = format!("cannot rollback to '{}'", what.snapshot);
+    if let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) {
+        let target = format!("{}@{first}%{last}", between.filesystem);
+        let doom = ToDestroy { target, clones: what.clones, keep_below: true, force: what.force, ..ToDestroy::default() };
+        destroying::destroy(pool, mounts, &doom, progress)?;
+    }
+    for bookmark in &between.bookmarks {
+        pool.pool.destroy_bookmark(between.id, bookmark).map_err(|error| refused(&doing, &error))?;
+    }
+    pool.pool.roll_back(between.id, &between.part).map_err(|error| refused(&doing, &error))
+}
+
+fn between(objects: &mut Objects<'_>, what: &ToRollBack) -> Result<Between, Refusal> {
+    let (id, to) = objects.snapshot("open", &what.snapshot)?;
+    let filesystem = objects.known(id)?.name.clone();
+    let part = objects.look.snapshot(id, to)?.name;
+    let mut clones = Vec::new();
+    let mut snapshots = Vec::new();
+    for (txg, row) in objects.look.snapshot_rows(id)?.into_iter().filter(|(txg, _)| *txg > to) {
+        snapshots.push(row.name);
+        clones.extend(of_snapshot(objects, id, txg)?);
+    }
+    let bookmarks = objects.look.bookmarks(id)?.into_iter().filter(|(_, row)| row.txg > to);
+    let bookmarks = bookmarks.map(|(name, _)| name).collect();
+    Ok(Between { id, part, filesystem, snapshots, bookmarks, clones })
+}
+
+fn of_snapshot(objects: &mut Objects<'_>, id: u64, txg: Txg) -> Result<Vec<String>, PoolError> {
+    let clones = objects.look.clones(id, txg)?;
+    clones.into_iter().map(|clone| Ok(objects.known(clone)?.name.clone())).collect()
+}

@@ -1,0 +1,117 @@
+//! `set` and `inherit`: properties change, and mounts follow.
+
+use nacre_pool::engine::{Edit, Setting};
+use nacre_pool::names::Name;
+use nacre_pool::properties::{Property, dataset_property};
+use serde::{Deserialize, Serialize};
+
+use super::moves::{self, Change};
+use super::objects::Objects;
+use super::{refused, values};
+use crate::{Imported, Kind, Mounts, Refusal};
+
+/// Properties to be changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToSet {
+    /// Of these file systems.
+    pub names: Vec<String>,
+    /// And of everything below.
+    pub recursive: bool,
+    /// The properties, as users write them, with their new values.
+    pub properties: Vec<(String, NewValue)>,
+}
+
+/// A new value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NewValue {
+    /// This one, as users write it.
+    Local(String),
+    /// That of the file system above, or the default.
+    Inherit,
+    /// What was received with a stream.
+    Received,
+}
+
+/// A change of one property, checked.
+struct Checked {
+    /// As it is stored.
+    name: String,
+    setting: Setting,
+    /// The canonical value, for what can be foreseen.
+    value: Option<String>,
+}
+
+/// Changes properties; what could not be mounted afterwards is answered as sentences.
+pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<Vec<String>, Refusal> {
+    let setting = what.properties.iter().any(|(_, value)| matches!(value, NewValue::Local(_)));
+    let doing =
+        |name: &str| if setting { format!("cannot set property for '{name}'") } else { format!("cannot inherit property for '{name}'") };
+    let mut ids = Vec::new();
+    let checked = {
+        let objects = Objects::now(pool, mounts);
+        for name in &what.names {
+            if !matches!(Name::parse(name), Ok(Name::Filesystem(_))) && name.contains(['@', '#']) {
+                objects.open("open", name)?;
+                return Err(Refusal::new(Kind::Invalid, format!("{}: this property can not be modified for snapshots", doing(name))));
+            }
+            let id = objects.filesystem("open", name)?;
+            ids.extend(if what.recursive { objects.descendants(id)? } else { vec![id] });
+        }
+        let first = what.names.first().map_or("", String::as_str);
+        let refuse = |error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing(first)));
+        what.properties.iter().map(|(name, value)| check(name, value).map_err(refuse)).collect::<Result<Vec<_>, _>>()?
+    };
+    let mut failed = Vec::new();
+    for id in ids {
+        failed.extend(one(pool, mounts, id, &checked, &doing)?);
+    }
+    Ok(failed)
+}
+
+fn check(name: &str, value: &NewValue) -> Result<Checked, nacre_pool::properties::PropertyError> {
+    let property = dataset_property(name)?;
+    let stored = match &property {
+        Property::Known(definition) => definition.name.to_owned(),
+        _ => values::name_of(&property),
+    };
+    Ok(match value {
+        NewValue::Local(text) => {
+            let canonical = property.parse(text, false)?;
+            Checked { name: stored, setting: Setting::Local(text.clone()), value: Some(canonical) }
+        }
+        NewValue::Inherit => {
+            property.check_inherit()?;
+            Checked { name: stored, setting: Setting::Inherit, value: None }
+        }
+        NewValue::Received => {
+            property.check_inherit()?;
+            Checked { name: stored, setting: Setting::BackToReceived, value: None }
+        }
+    })
+}
+
+fn one(pool: &Imported, mounts: &dyn Mounts, id: u64, checked: &[Checked], doing: &dyn Fn(&str) -> String) -> Result<Vec<String>, Refusal> {
+    let (name, affected) = {
+        let mut objects = Objects::now(pool, mounts);
+        (objects.known(id)?.name.clone(), objects.descendants(id)?)
+    };
+    let edits: Vec<Edit> =
+        checked.iter().map(|change| Edit { dataset: id, name: change.name.clone(), to: change.setting.clone() }).collect();
+    let foresee = |objects: &mut Objects<'_>| {
+        let mut known = (*objects.known(id)?).clone();
+        for change in checked {
+            known.foresee(&change.name, change.value.as_deref(), change.setting == Setting::Inherit);
+        }
+        objects.pretend(id, known);
+        Ok(())
+    };
+    let apply = || pool.pool.set_properties(&edits).map(drop).map_err(|error| refused(&doing(&name), &error));
+    let change = Change { affected, force: false, foresee: &foresee, apply: &apply };
+    let failed = moves::change(pool, mounts, &change)?;
+    if checked.iter().any(|change| change.name == "snapdir") {
+        // The kernel knows what was in the root directory.
+        change.affected.iter().for_each(|id| mounts.changed(*id));
+    }
+    Ok(failed)
+}

@@ -1,0 +1,215 @@
+//! The verbs on pools in memory, with mounts that are only noted. The words of refusals are ZFS', so scripts go on understanding them.
+
+mod content;
+mod moving;
+mod naming;
+mod showing;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nacre_pool::device::{Device, Simulator};
+use parking_lot::Mutex;
+
+use super::*;
+use crate::{MountOptions, Mounted, Opening, Silent, What};
+
+/// A pool in memory, and its mounts.
+struct World {
+    pool: Imported,
+    mounts: Noted,
+}
+
+/// Mounts that are only noted.
+#[derive(Default)]
+struct Noted {
+    there: Mutex<Vec<Mounted>>,
+    /// Datasets that somebody uses.
+    used: Mutex<HashSet<u64>>,
+    /// What was asked, besides.
+    asked: Mutex<Vec<String>>,
+}
+
+impl Mounts for Noted {
+    fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
+        if at.starts_with("/broken") {
+            return Err(Refusal::new(Kind::Io, format!("cannot mount '{}': it is broken", at.display())));
+        }
+        self.there.lock().push(Mounted { what, at: at.to_owned(), options: options.clone() });
+        Ok(())
+    }
+
+    fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
+        let mut there = self.there.lock();
+        let Some(place) = there.iter().position(|mounted| mounted.what == what) else { return Ok(()) };
+        if self.used.lock().contains(&what.dataset) && !force {
+            return Err(Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", there[place].at.display())));
+        }
+        let gone = there.remove(place);
+        assert!(!there.iter().any(|other| other.at.starts_with(&gone.at)), "{} below {} is still mounted", what.dataset, gone.at.display());
+        Ok(())
+    }
+
+    fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal> {
+        let mut there = self.there.lock();
+        there.iter_mut().find(|mounted| mounted.what == what).unwrap().options = options.clone();
+        Ok(())
+    }
+
+    fn mounted(&self) -> Vec<Mounted> {
+        self.there.lock().clone()
+    }
+
+    fn settle(&self, datasets: &[u64]) -> Result<(), Refusal> {
+        self.asked.lock().push(format!("settle {datasets:?}"));
+        Ok(())
+    }
+
+    fn changed(&self, dataset: u64) {
+        self.asked.lock().push(format!("changed {dataset}"));
+    }
+}
+
+fn opening() -> Opening {
+    let next = std::sync::atomic::AtomicU64::new(1);
+    Opening {
+        host: (1, "host".to_owned()),
+        entropy: Arc::new(move || next.fetch_add(0x9e37_79b9_7f4a_7c15, std::sync::atomic::Ordering::Relaxed)),
+        cache: 8 << 20,
+        altroot: None,
+        home: PathBuf::from("/nowhere"),
+    }
+}
+
+impl World {
+    fn new() -> World {
+        World::within(opening())
+    }
+
+    fn within(opening: Opening) -> World {
+        let device: Arc<dyn Device> = Arc::new(Simulator::new("memory", 256 << 20));
+        let pool = Imported::create(vec![device], "t", opening).unwrap();
+        World { pool, mounts: Noted::default() }
+    }
+
+    fn run(&self, request: Request) -> Result<Answer, Refusal> {
+        super::run(&self.pool, &self.mounts, request, &mut Silent)
+    }
+
+    fn ok(&self, request: Request) -> Answer {
+        self.run(request).unwrap_or_else(|refusal| panic!("{refusal}"))
+    }
+
+    /// What it says instead of doing it, and what next.
+    fn refused(&self, request: Request) -> (String, String, Kind) {
+        let refusal = self.run(request).unwrap_err();
+        (refusal.what, refusal.next, refusal.kind)
+    }
+
+    fn create(&self, name: &str) {
+        self.ok(create(name));
+    }
+
+    fn snapshot(&self, names: &[&str]) {
+        self.ok(snapshot(names, false));
+    }
+
+    /// The names of everything, file systems, snapshots, bookmarks.
+    fn names(&self) -> Vec<String> {
+        let types = Types { filesystems: true, snapshots: true, bookmarks: true };
+        let listing = Listing { types: Some(types), properties: Some(Vec::new()), ..Listing::default() };
+        let Answer::Listed(listed) = self.ok(Request::List(listing)) else { panic!() };
+        let mut names: Vec<String> = listed.into_iter().map(|listed| listed.name).collect();
+        names.sort();
+        names
+    }
+
+    fn value(&self, name: &str, property: &str) -> (Option<String>, From) {
+        let listing = Listing {
+            names: vec![name.to_owned()],
+            depth: Some(0),
+            types: Some(Types { filesystems: true, snapshots: true, bookmarks: true }),
+            properties: Some(vec![property.to_owned()]),
+        };
+        let Answer::Listed(mut listed) = self.ok(Request::List(listing)) else { panic!() };
+        let shown = listed.pop().unwrap().values.pop().unwrap();
+        (shown.value, shown.source)
+    }
+
+    /// What is mounted: dataset names and places.
+    fn mounted(&self) -> Vec<(String, String)> {
+        let Answer::Mounted(mounted) = self.ok(Request::Mounted) else { panic!() };
+        let mut found: Vec<(String, String)> =
+            mounted.into_iter().map(|mounted| (mounted.name, mounted.at.display().to_string())).collect();
+        found.sort();
+        found
+    }
+
+    fn id(&self, name: &str) -> u64 {
+        self.pool.pool.find(name).unwrap().unwrap()
+    }
+
+    /// Writes a file of noise into a file system.
+    fn write(&self, name: &str, file: &str, bytes: usize, fill: u64) {
+        let mut state = fill.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u8
+        };
+        self.put(name, file, &std::iter::repeat_with(&mut next).take(bytes).collect::<Vec<u8>>());
+    }
+
+    /// Writes a file that packs well.
+    fn write_text(&self, name: &str, file: &str, bytes: usize) {
+        self.put(name, file, &b"all work and no play ".iter().copied().cycle().take(bytes).collect::<Vec<u8>>());
+    }
+
+    fn put(&self, name: &str, file: &str, content: &[u8]) {
+        let dataset = self.pool.pool.dataset(self.id(name)).unwrap();
+        let files = dataset.files();
+        let inode = match files.look_up(&files.root(), file.as_bytes()) {
+            Ok((inode, _)) => inode,
+            Err(_) => files.make(&files.root(), file.as_bytes(), b"", &|view| Ok(plain(view.now))).unwrap().0,
+        };
+        files.write(&inode, Some(0), content).unwrap();
+        self.pool.pool.commit().unwrap();
+    }
+}
+
+fn plain(now: nacre_pool::rows::Timestamp) -> nacre_pool::files::NewInode {
+    let row = nacre_pool::rows::Inode::new(nacre_pool::rows::FileType::Regular, 0o644, now);
+    nacre_pool::files::NewInode { row, target: None, attributes: Vec::new() }
+}
+
+fn create(name: &str) -> Request {
+    Request::Create(ToCreate { name: name.to_owned(), ..ToCreate::default() })
+}
+
+fn create_with(name: &str, properties: &[(&str, &str)]) -> Request {
+    let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Request::Create(ToCreate { name: name.to_owned(), properties, ..ToCreate::default() })
+}
+
+fn clone(from: &str, name: &str) -> Request {
+    Request::Create(ToCreate { name: name.to_owned(), from: Some(from.to_owned()), ..ToCreate::default() })
+}
+
+fn snapshot(names: &[&str], recursive: bool) -> Request {
+    Request::Snapshot(ToSnapshot { names: names.iter().map(|name| (*name).to_owned()).collect(), recursive })
+}
+
+fn destroy(target: &str) -> ToDestroy {
+    ToDestroy { target: target.to_owned(), ..ToDestroy::default() }
+}
+
+fn set(name: &str, property: &str, value: &str) -> Request {
+    let properties = vec![(property.to_owned(), NewValue::Local(value.to_owned()))];
+    Request::Set(ToSet { names: vec![name.to_owned()], recursive: false, properties })
+}
+
+fn inherit(name: &str, property: &str, recursive: bool) -> Request {
+    Request::Set(ToSet { names: vec![name.to_owned()], recursive, properties: vec![(property.to_owned(), NewValue::Inherit)] })
+}

@@ -1,0 +1,175 @@
+//! Mounts follow names and properties.
+
+use super::*;
+
+fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(name, at)| ((*name).to_owned(), (*at).to_owned())).collect()
+}
+
+#[test]
+fn new_file_systems_are_mounted_where_they_belong() {
+    let world = World::new();
+    world.create("t/a");
+    world.ok(create_with("t/b", &[("mountpoint", "/srv/b")]));
+    world.create("t/b/c");
+    world.ok(create_with("t/d", &[("canmount", "off"), ("mountpoint", "/d")]));
+    world.create("t/d/e");
+    world.ok(create_with("t/f", &[("mountpoint", "none")]));
+    world.ok(create_with("t/g", &[("mountpoint", "legacy"), ("canmount", "on")]));
+    world.ok(Request::Create(ToCreate { name: "t/h".to_owned(), unmounted: true, ..ToCreate::default() }));
+    let wanted = [("t/a", "/nowhere/t/a"), ("t/b", "/srv/b"), ("t/b/c", "/srv/b/c"), ("t/d/e", "/d/e")];
+    assert_eq!(world.mounted(), pairs(&wanted));
+    assert_eq!(world.value("t/b/c", "mountpoint"), (Some("/srv/b/c".to_owned()), From::Inherited("t/b".to_owned())));
+    assert_eq!(world.value("t", "mountpoint"), (Some("/nowhere/t".to_owned()), From::Default));
+    assert_eq!(world.value("t/a", "mounted").0.as_deref(), Some("yes"));
+    assert_eq!(world.value("t/h", "mounted").0.as_deref(), Some("no"));
+    let Answer::Done(told) = world.ok(create_with("t/i", &[("mountpoint", "/broken/i")])) else { panic!() };
+    assert!(told[0].contains("successfully created, but it could not be mounted"), "{told:?}");
+}
+
+#[test]
+fn changing_a_mount_point_takes_those_that_inherit_along() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/a/b/c"] {
+        world.create(name);
+    }
+    world.ok(create_with("t/a/own", &[("mountpoint", "/own")]));
+    world.ok(set("t/a", "mountpoint", "/new"));
+    let new = [("t/a", "/new"), ("t/a/b", "/new/b"), ("t/a/b/c", "/new/b/c"), ("t/a/own", "/own")];
+    assert_eq!(world.mounted(), pairs(&new));
+    // One in use keeps all where they are.
+    world.mounts.used.lock().insert(world.id("t/a/b"));
+    let refused = world.refused(set("t/a", "mountpoint", "/other"));
+    assert_eq!(refused.2, Kind::Busy);
+    assert_eq!(world.mounted(), pairs(&new));
+    assert_eq!(world.value("t/a", "mountpoint").0.as_deref(), Some("/new"));
+    world.mounts.used.lock().clear();
+    world.ok(set("t/a", "mountpoint", "none"));
+    assert_eq!(world.mounted(), pairs(&[("t/a/own", "/own")]));
+    world.ok(inherit("t/a", "mountpoint", false));
+    let back = [("t/a", "/nowhere/t/a"), ("t/a/b", "/nowhere/t/a/b"), ("t/a/b/c", "/nowhere/t/a/b/c"), ("t/a/own", "/own")];
+    assert_eq!(world.mounted(), pairs(&back));
+}
+
+#[test]
+fn what_is_mounted_below_steps_aside_and_comes_back() {
+    let world = World::new();
+    world.ok(create_with("t/a", &[("mountpoint", "/x")]));
+    world.ok(create_with("t/b", &[("mountpoint", "/x/sub")]));
+    world.ok(create_with("t/a/own", &[("mountpoint", "/x/own")]));
+    world.ok(set("t/a", "mountpoint", "/y"));
+    assert_eq!(world.mounted(), pairs(&[("t/a", "/y"), ("t/a/own", "/x/own"), ("t/b", "/x/sub")]));
+}
+
+#[test]
+fn what_was_unmounted_by_hand_stays_so() {
+    let world = World::new();
+    world.create("t/a");
+    world.create("t/a/b");
+    let unmount = |name: &str| Request::Unmount { what: ToUnmount::Name(name.to_owned()), force: false };
+    world.ok(unmount("t/a/b"));
+    assert_eq!(world.refused(unmount("t/a/b")).0, "cannot unmount 't/a/b': not currently mounted");
+    world.ok(set("t/a", "mountpoint", "/new"));
+    assert_eq!(world.mounted(), pairs(&[("t/a", "/new")]));
+    world.ok(Request::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
+    assert_eq!(world.mounted(), pairs(&[("t/a", "/new"), ("t/a/b", "/new/b")]));
+    let again = world.refused(Request::Mount(ToMount { name: Some("t/a".to_owned()), ..ToMount::default() }));
+    assert_eq!(again.0, "cannot mount 't/a': filesystem already mounted");
+    world.ok(set("t/a/b", "canmount", "off"));
+    assert_eq!(world.mounted(), pairs(&[("t/a", "/new")]));
+    let off = world.refused(Request::Mount(ToMount { name: Some("t/a/b".to_owned()), ..ToMount::default() }));
+    assert_eq!(off.0, "cannot mount 't/a/b': 'canmount' property is set to 'off'");
+    world.ok(set("t/a/b", "canmount", "on"));
+    assert_eq!(world.mounted().len(), 2);
+}
+
+#[test]
+fn options_follow_properties_at_once() {
+    let world = World::new();
+    world.create("t/a");
+    world.create("t/a/b");
+    let options = |name: &str| {
+        let id = world.id(name);
+        world.mounts.mounted().into_iter().find(|mounted| mounted.what.dataset == id).unwrap().options
+    };
+    assert!(!options("t/a/b").read_only && !options("t/a/b").no_exec && options("t/a/b").overlay);
+    world.ok(set("t/a", "readonly", "on"));
+    world.ok(set("t/a", "exec", "off"));
+    assert!(options("t/a/b").read_only && options("t/a/b").no_exec);
+    assert_eq!(options("t/a").source, "t/a");
+    world.ok(set("t/a/b", "readonly", "off"));
+    assert!(options("t/a").read_only && !options("t/a/b").read_only);
+    world.ok(Request::Unmount { what: ToUnmount::Name("t/a/b".to_owned()), force: false });
+    let mount = ToMount { name: Some("t/a/b".to_owned()), words: vec!["ro".to_owned(), "exec".to_owned()], overlay: false };
+    world.ok(Request::Mount(mount));
+    assert_eq!(world.value("t/a/b", "readonly"), (Some("on".to_owned()), From::Temporary));
+    assert_eq!(world.value("t/a/b", "exec"), (Some("on".to_owned()), From::Temporary));
+    assert_eq!(world.value("t/a/b", "atime"), (Some("on".to_owned()), From::Default));
+}
+
+#[test]
+fn renaming_moves_mounts() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/x"] {
+        world.create(name);
+    }
+    world.ok(create_with("t/a/own", &[("mountpoint", "/own")]));
+    let rename = |from: &str, to: &str| ToRename { from: from.to_owned(), to: to.to_owned(), ..ToRename::default() };
+    assert_eq!(world.refused(Request::Rename(rename("t/a", "t/x"))).0, "cannot rename 't/a': dataset already exists");
+    assert!(world.refused(Request::Rename(rename("t/a", "t/a/b/c"))).0.contains("cannot be a descendent"));
+    assert_eq!(world.refused(Request::Rename(rename("t/a", "t/no/a"))).0, "cannot rename 't/a': parent does not exist");
+    world.ok(Request::Rename(rename("t/a", "t/x/y")));
+    let moved = [("t/x", "/nowhere/t/x"), ("t/x/y", "/nowhere/t/x/y"), ("t/x/y/b", "/nowhere/t/x/y/b"), ("t/x/y/own", "/own")];
+    assert_eq!(world.mounted(), pairs(&moved));
+    let sources: HashSet<String> = world.mounts.mounted().into_iter().map(|mounted| mounted.options.source).collect();
+    assert!(sources.contains("t/x/y/own"), "{sources:?}");
+    world.ok(Request::Rename(ToRename { unmounted: true, ..rename("t/x/y", "t/z") }));
+    assert!(world.mounted().contains(&("t/z/b".to_owned(), "/nowhere/t/x/y/b".to_owned())));
+}
+
+#[test]
+fn everything_is_mounted_and_unmounted_in_order() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/a/b/c", "t/d"] {
+        world.create(name);
+    }
+    world.ok(Request::Unmount { what: ToUnmount::All, force: false });
+    assert!(world.mounted().is_empty());
+    mount_all(&world.pool, &world.mounts, &mut Silent).unwrap();
+    // The pool's own as well.
+    assert_eq!(world.mounted().len(), 5);
+    let order: Vec<PathBuf> = world.mounts.mounted().into_iter().map(|mounted| mounted.at).collect();
+    for (place, at) in order.iter().enumerate() {
+        assert!(!order[..place].iter().any(|before| before != at && before.starts_with(at)), "{order:?}");
+    }
+    world.mounts.used.lock().insert(world.id("t/a"));
+    assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
+    assert_eq!(world.mounted().len(), 5);
+    unmount_all(&world.pool, &world.mounts, true).unwrap();
+    assert!(world.mounted().is_empty());
+}
+
+#[test]
+fn an_alternate_root_is_before_every_path() {
+    let world = World::within(Opening { altroot: Some(PathBuf::from("/mnt/alt")), ..opening() });
+    world.create("t/a");
+    world.ok(create_with("t/b", &[("mountpoint", "/srv/b")]));
+    world.ok(create_with("t/r", &[("mountpoint", "/")]));
+    let wanted = [("t/a", "/mnt/alt/nowhere/t/a"), ("t/b", "/mnt/alt/srv/b"), ("t/r", "/mnt/alt")];
+    assert_eq!(world.mounted(), pairs(&wanted));
+}
+
+#[test]
+fn destroying_unmounts_and_what_is_in_use_stops_it() {
+    let world = World::new();
+    world.create("t/a");
+    world.create("t/a/b");
+    world.mounts.used.lock().insert(world.id("t/a"));
+    let all = ToDestroy { recursive: true, ..destroy("t/a") };
+    assert_eq!(world.refused(Request::Destroy(all.clone())).2, Kind::Busy);
+    assert_eq!(world.mounted().len(), 2);
+    assert_eq!(world.names(), ["t", "t/a", "t/a/b"]);
+    world.ok(Request::Destroy(ToDestroy { force: true, ..all }));
+    assert!(world.mounted().is_empty());
+    assert_eq!(world.names(), ["t"]);
+}

@@ -1,0 +1,224 @@
+//! The values of properties: figures from the catalog, stored and inherited values, what a mount has for its own. One function per kind of object.
+
+use nacre_pool::catalog::PropertySource;
+use nacre_pool::properties::effective::effective;
+use nacre_pool::properties::{DATASET_PROPERTIES, Definition, Effective, Property, Scope, Source, dataset_property};
+use nacre_pool::{PoolError, Txg};
+
+use super::list::{From, Shown};
+use super::objects::{Object, Objects};
+use super::space::{self, Uses};
+use crate::{Kind, Refusal};
+
+/// What `get all` begins with.
+const FIRST: [&str; 8] = ["type", "creation", "used", "available", "referenced", "compressratio", "mounted", "origin"];
+
+/// The properties that `get all` shows of an object, the table's first.
+pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Property>, Refusal> {
+    let fits = |definition: &Definition| match object {
+        Object::Filesystem(_) => definition.scope != Scope::Snapshot,
+        Object::Snapshot { .. } => matches!(definition.scope, Scope::FilesystemAndSnapshot | Scope::Snapshot | Scope::All),
+        Object::Bookmark { .. } => definition.scope == Scope::All,
+    };
+    // What belongs to volumes has no value that a file system could have.
+    let served = |definition: &&Definition| definition.default != "-" && !definition.name.starts_with("vol") && fits(definition);
+    let mut found: Vec<&Definition> = DATASET_PROPERTIES.iter().filter(served).collect();
+    // What everybody looks for comes first, the rest by name.
+    found.sort_by_key(|definition| FIRST.iter().position(|name| *name == definition.name).unwrap_or(FIRST.len()));
+    let mut found: Vec<Property> = found.into_iter().map(Property::Known).collect();
+    let of = match object {
+        Object::Filesystem(id) | Object::Snapshot { of: id, .. } => *id,
+        Object::Bookmark { .. } => return Ok(found),
+    };
+    let mut users: Vec<String> = objects.with_chain(of, |chain| {
+        let names = chain.iter().flat_map(|level| level.rows.iter());
+        names.filter(|(name, _)| name.contains(':')).map(|(name, _)| name.clone()).collect()
+    })?;
+    users.sort();
+    users.dedup();
+    found.extend(users.into_iter().map(Property::User));
+    Ok(found)
+}
+
+/// The value of a property of an object; none where it has none.
+pub(super) fn of(objects: &mut Objects<'_>, uses: &Uses, object: &Object, property: &Property) -> Result<Shown, Refusal> {
+    let found = match (object, property) {
+        (Object::Filesystem(id), Property::Owner(owner)) => space::value(objects, uses, (*id, None), owner)?,
+        (Object::Snapshot { of, txg }, Property::Owner(owner)) => space::value(objects, uses, (*of, Some(*txg)), owner)?,
+        (Object::Filesystem(id), _) => of_filesystem(objects, *id, property)?,
+        (Object::Snapshot { of, txg }, _) => of_snapshot(objects, *of, *txg, property)?,
+        (Object::Bookmark { of, name }, _) => of_bookmark(objects, *of, name, property)?.map(figure),
+    };
+    let property = name_of(property);
+    let received = match object {
+        Object::Filesystem(id) => received(objects, *id, &property)?,
+        _ => None,
+    };
+    Ok(match found {
+        Some(Effective { value, source }) => Shown { property, value: Some(value), source: From::of(source), received },
+        None => Shown { property, value: None, source: From::None, received },
+    })
+}
+
+/// The name of a property as it is shown.
+pub(super) fn name_of(property: &Property) -> String {
+    match property {
+        Property::Known(definition) => definition.name.to_owned(),
+        Property::User(name) => name.clone(),
+        Property::Owner(owner) => owner.id().map_or_else(|| format!("@{}", owner.owner), |id| owner.stored_name(id)),
+        Property::WrittenSince(snapshot) => format!("written@{snapshot}"),
+        Property::Feature(name) => format!("feature@{name}"),
+    }
+}
+
+fn figure(value: String) -> Effective {
+    Effective { value, source: Source::None }
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
+/// How much larger content is than what is charged for it, never below 1, as ZFS shows it but for the `x`.
+fn ratio((charged, logical): (u64, u64)) -> String {
+    let hundredths = u128::from(logical) * 100 / u128::from(charged.max(1));
+    let hundredths = if charged == 0 { 100 } else { hundredths.max(100) };
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+/// What was received and may be hidden by a local value.
+fn received(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<Option<String>, PoolError> {
+    let known = objects.known(id)?;
+    let row = known.stored.iter().find(|(there, row)| there == name && row.source == PropertySource::Received);
+    Ok(row.map(|(_, row)| row.value.clone()))
+}
+
+fn of_filesystem(objects: &mut Objects<'_>, id: u64, property: &Property) -> Result<Option<Effective>, Refusal> {
+    match property {
+        Property::Known(definition) if definition.name == "mountpoint" => objects.mountpoint(id).map(Some),
+        Property::Known(definition) if definition.default.is_empty() => Ok(filesystem_figure(objects, id, definition.name)?.map(figure)),
+        Property::Known(definition) => {
+            let found = objects.effective(id, definition.name)?;
+            Ok(Some(temporary(objects, id, definition.name, found)))
+        }
+        Property::User(_) => Ok(objects.with_chain(id, |chain| effective(property, chain))?),
+        Property::WrittenSince(snapshot) => Ok(written_since(objects, id, snapshot, None)?.map(figure)),
+        Property::Owner(_) | Property::Feature(_) => Ok(None),
+    }
+}
+
+/// What a mount was told for itself counts while it is there.
+fn temporary(objects: &Objects<'_>, id: u64, name: &str, stored: Effective) -> Effective {
+    let Some(options) = objects.mounted(id).map(|mounted| &mounted.options) else { return stored };
+    let now = match name {
+        "readonly" => options.read_only,
+        "exec" => !options.no_exec,
+        "setuid" => !options.no_suid,
+        "devices" => !options.no_dev,
+        "atime" => !options.no_atime,
+        _ => return stored,
+    };
+    let value = if now { "on" } else { "off" };
+    if stored.value == value { stored } else { Effective { value: value.to_owned(), source: Source::Temporary } }
+}
+
+fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<Option<String>, Refusal> {
+    let known = objects.known(id)?;
+    let row = &known.row;
+    Ok(Some(match name {
+        "type" => "filesystem".to_owned(),
+        "creation" => row.created_at.to_string(),
+        "createtxg" => row.created.0.to_string(),
+        "guid" => row.guid.to_string(),
+        "objsetid" => id.to_string(),
+        "mounted" => yes(objects.mounted(id).is_some()),
+        "origin" => match row.origin {
+            Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
+            None => return Ok(None),
+        },
+        "filesystem_count" => objects.look.counts(id)?.0.to_string(),
+        "snapshot_count" => objects.look.counts(id)?.1.to_string(),
+        "used" => objects.look.breakdown(id)?.used.to_string(),
+        "available" => objects.look.available(id)?.to_string(),
+        "referenced" => objects.look.usage(id)?.referenced.to_string(),
+        "usedbydataset" => objects.look.breakdown(id)?.by_dataset.to_string(),
+        "usedbysnapshots" => objects.look.breakdown(id)?.by_snapshots.to_string(),
+        "usedbychildren" => objects.look.breakdown(id)?.by_children.to_string(),
+        "usedbyrefreservation" => objects.look.breakdown(id)?.by_refreservation.to_string(),
+        "written" => objects.look.usage(id)?.unique.to_string(),
+        "logicalused" => objects.look.stored_below(id)?.1.to_string(),
+        "logicalreferenced" => objects.look.usage(id)?.logical_referenced.to_string(),
+        "compressratio" => ratio(objects.look.stored_below(id)?),
+        "refcompressratio" => {
+            let usage = objects.look.usage(id)?;
+            ratio((usage.referenced, usage.logical_referenced))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn of_snapshot(objects: &mut Objects<'_>, of: u64, txg: Txg, property: &Property) -> Result<Option<Effective>, Refusal> {
+    match property {
+        Property::Known(definition) => Ok(snapshot_figure(objects, of, txg, definition.name)?.map(figure)),
+        Property::User(_) => {
+            let found = objects.with_chain(of, |chain| {
+                let found = effective(property, chain)?;
+                let from = chain.first().map(|level| level.name.to_owned()).unwrap_or_default();
+                let source = if matches!(found.source, Source::Inherited(_)) { found.source } else { Source::Inherited(from) };
+                Some(Effective { value: found.value, source })
+            })?;
+            Ok(found)
+        }
+        Property::WrittenSince(earlier) => Ok(written_since(objects, of, earlier, Some(txg))?.map(figure)),
+        Property::Owner(_) | Property::Feature(_) => Ok(None),
+    }
+}
+
+fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> Result<Option<String>, Refusal> {
+    let snapshots = objects.snapshots(of)?;
+    let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.txg == txg) else { return Ok(None) };
+    let row = &snapshot.row;
+    Ok(Some(match name {
+        "type" => "snapshot".to_owned(),
+        "creation" => row.created_at.to_string(),
+        "createtxg" => txg.0.to_string(),
+        "guid" => row.guid.to_string(),
+        "objsetid" => of.to_string(),
+        "used" => snapshot.used.to_string(),
+        "referenced" => row.referenced.to_string(),
+        "written" => snapshot.written.to_string(),
+        "logicalreferenced" => row.logical.to_string(),
+        "compressratio" | "refcompressratio" => ratio((row.referenced, row.logical)),
+        "userrefs" => row.holds.to_string(),
+        "defer_destroy" => if row.deferred { "on" } else { "off" }.to_owned(),
+        "clones" => {
+            let clones = objects.look.clones(of, txg)?;
+            let names = clones.into_iter().map(|clone| Ok(objects.known(clone)?.name.clone()));
+            names.collect::<Result<Vec<_>, PoolError>>()?.join(",")
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn of_bookmark(objects: &Objects<'_>, of: u64, name: &str, property: &Property) -> Result<Option<String>, Refusal> {
+    let Property::Known(definition) = property else { return Ok(None) };
+    let Some((_, row)) = objects.look.bookmarks(of)?.into_iter().find(|(there, _)| there == name) else { return Ok(None) };
+    Ok(Some(match definition.name {
+        "type" => "bookmark".to_owned(),
+        "creation" => row.created_at.to_string(),
+        "createtxg" => row.txg.0.to_string(),
+        "guid" => row.guid.to_string(),
+        _ => return Ok(None),
+    }))
+}
+
+fn written_since(objects: &mut Objects<'_>, id: u64, earlier: &str, later: Option<Txg>) -> Result<Option<String>, Refusal> {
+    let part = earlier.rsplit('@').next().unwrap_or(earlier);
+    let Some(from) = objects.look.snapshot_named(id, part)? else { return Ok(None) };
+    Ok(objects.look.written_since(id, from, later)?.map(|bytes| bytes.to_string()))
+}
+
+/// The property of a name that a command gave.
+pub(super) fn property(name: &str) -> Result<Property, Refusal> {
+    dataset_property(name).map_err(|error| Refusal::new(Kind::Invalid, format!("bad property list: {error}")))
+}

@@ -1,0 +1,308 @@
+//! An imported pool: the engine, the store and the devices below it, and what belongs to this import alone.
+//!
+//! Made by the process that owns the pool, and by tests over simulated devices. Invariants: while it lives, nobody else writes to the devices; its
+//! engine runs by itself (commits, cleaning) from the import to the export, unless the pool is read-only.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nacre_pool::device::Device;
+use nacre_pool::engine::{Committer, Durable, Edit, Entropy, Ground, NewDataset, Pace, Pool, Setting};
+use nacre_pool::files::{AttributeChange, Clock};
+use nacre_pool::label::Root;
+use nacre_pool::rows::Timestamp;
+use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
+use nacre_pool::{PoolError, Txg};
+use parking_lot::{Mutex, RwLock};
+
+use crate::counted::Counted;
+use crate::pool::Scrub;
+use crate::refusal::{Kind, Refusal};
+use crate::watch::Watch;
+
+/// What an import stands on, besides its devices.
+#[derive(Clone)]
+pub struct Opening {
+    /// The machine: a number and a name.
+    pub host: (u64, String),
+    /// Random numbers.
+    pub entropy: Entropy,
+    /// The limit of the cache, bytes.
+    pub cache: u64,
+    /// All mount points lie below it.
+    pub altroot: Option<PathBuf>,
+    /// The directory in which the pool's own file system is mounted under its name when its property does not say: `/`, or a user's home.
+    pub home: PathBuf,
+}
+
+impl std::fmt::Debug for Opening {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Opening").field("host", &self.host).field("cache", &self.cache).finish_non_exhaustive()
+    }
+}
+
+/// The name under which damage is kept among the pool's properties; it is none of them.
+const DAMAGE: &str = "damage";
+/// The longest text of it, bytes: a row of the catalog has no room for more.
+const DAMAGE_MOST: usize = 7000;
+
+/// An imported pool.
+pub struct Imported {
+    /// The engine.
+    pub pool: Arc<Pool>,
+    /// The store below it.
+    pub store: Arc<Store>,
+    /// The devices, in their order.
+    pub devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+    /// What happens to it.
+    pub watch: Arc<Watch>,
+    /// The verification that runs, or ran.
+    pub scrub: Arc<Scrub>,
+    /// When it was imported, seconds since 1970.
+    pub since: u64,
+    /// Nothing is written to it.
+    pub read_only: bool,
+    /// What it stands on.
+    pub opening: Opening,
+    /// The engine's threads; `None` while it does not run.
+    committer: Mutex<Option<Committer>>,
+}
+
+impl std::fmt::Debug for Imported {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Imported").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// Now, seconds since 1970.
+#[must_use]
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn clock() -> Clock {
+    Arc::new(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanoseconds: since.subsec_nanos() }
+    })
+}
+
+fn ground(store: &Arc<Store>, opening: &Opening, logged: bool) -> Ground {
+    Ground {
+        log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
+        guid: store.identity().pool,
+        storage: Arc::clone(store) as _,
+        clock: clock(),
+        entropy: Arc::clone(&opening.entropy),
+        cache: opening.cache,
+    }
+}
+
+fn counted(devices: Vec<Arc<dyn Device>>) -> Vec<Arc<Counted>> {
+    devices.into_iter().map(|device| Arc::new(Counted::new(device))).collect()
+}
+
+fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
+    devices.iter().map(|device| Arc::clone(device) as Arc<dyn Device>).collect()
+}
+
+impl Imported {
+    /// Makes a pool; what was on the devices is lost.
+    ///
+    /// # Errors
+    /// Those of the engine: devices that are too short, that fail.
+    pub fn create(devices: Vec<Arc<dyn Device>>, name: &str, opening: Opening) -> Result<Self, Refusal> {
+        let doing = || format!("cannot create '{name}'");
+        let devices = counted(devices);
+        let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now() };
+        let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
+        let store = Arc::new(store);
+        let pool = Pool::create(ground(&store, &opening, true), name).map_err(|error| Refusal::pool(doing(), &error))?;
+        let imported = Self::running(Arc::new(pool), store, devices, false, opening)?;
+        imported.give_to_owner(imported.pool.root()?)?;
+        Ok(imported)
+    }
+
+    /// Imports the pool on these devices; `name` is a new name for it.
+    ///
+    /// # Errors
+    /// Those of the engine: devices that are missing, damaged, of a newer format.
+    pub fn open(devices: Vec<Arc<dyn Device>>, access: Access, name: Option<&str>, opening: Opening) -> Result<Self, Refusal> {
+        let devices = counted(devices);
+        let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
+        let (store, root) = Store::open(plain(&devices), &import)?;
+        let read_only = access == Access::ReadOnly;
+        if read_only && name.is_some_and(|name| name != store.identity().name) {
+            return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
+        }
+        let store = Arc::new(store);
+        let pool = Pool::open(ground(&store, &opening, !read_only), &durable(&root)?)?;
+        let imported = Self::running(Arc::new(pool), store, devices, read_only, opening)?;
+        imported.take_name()?;
+        imported.apply_properties()?;
+        Ok(imported)
+    }
+
+    fn running(pool: Arc<Pool>, store: Arc<Store>, devices: Vec<Arc<Counted>>, read_only: bool, opening: Opening) -> Result<Self, Refusal> {
+        let (watch, devices) = (Arc::new(Watch::default()), Arc::new(RwLock::new(devices)));
+        let (watching, known) = (Arc::clone(&watch), Arc::clone(&devices));
+        store.watch(move |damaged| {
+            let device = known.read().get(usize::from(damaged.device)).cloned();
+            let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
+            if damaged.damage.is_some()
+                && let Some(device) = &device
+            {
+                device.found_damage();
+            }
+            watching.damaged((damaged.pointer.segment, damaged.pointer.index), damaged.owner, &name, damaged.damage.as_ref());
+        });
+        let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
+        let (scrub, since) = (Arc::new(Scrub::default()), now());
+        Ok(Self { pool, store, devices, watch, scrub, since, read_only, opening, committer: Mutex::new(committer) })
+    }
+
+    /// What is stored of the pool's properties takes effect.
+    fn apply_properties(&self) -> Result<(), Refusal> {
+        for (name, value) in self.pool.pool_properties()? {
+            self.apply_property(&name, &value);
+            if name == DAMAGE {
+                self.watch.take_up(&value);
+            }
+            if name == Scrub::kept_as() {
+                self.scrub.take_up(self, &value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A property of the pool has this value from now on.
+    pub(crate) fn apply_property(&self, name: &str, value: &str) {
+        if name == "autotrim" {
+            self.store.set_autotrim(value == "on");
+        }
+    }
+
+    /// Sets properties of the pool's own file system and of the pool, as it was made or imported with. Those of the pool are canonical.
+    ///
+    /// # Errors
+    /// What is not accepted.
+    pub fn set_up(&self, root: &[(String, String)], pool: &[(String, String)]) -> Result<(), Refusal> {
+        let doing = || format!("cannot set properties of '{}'", self.name());
+        if !root.is_empty() {
+            let dataset = self.pool.root()?;
+            let edit = |(name, value): &(String, String)| Edit { dataset, name: name.clone(), to: Setting::Local(value.clone()) };
+            let edits: Vec<Edit> = root.iter().map(edit).collect();
+            self.pool.set_properties(&edits).map_err(|error| Refusal::pool(doing(), &error))?;
+        }
+        if !pool.is_empty() {
+            let changes: Vec<(&str, Option<&str>)> = pool.iter().map(|(name, value)| (name.as_str(), Some(value.as_str()))).collect();
+            self.pool.set_pool_properties(&changes).map_err(|error| Refusal::pool(doing(), &error))?;
+            pool.iter().for_each(|(name, value)| self.apply_property(name, value));
+        }
+        Ok(())
+    }
+
+    /// The root directory of a new file system belongs to whoever owns the pool: an ordinary user must be able to write to it.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn give_to_owner(&self, id: u64) -> Result<(), Refusal> {
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        if uid.is_root() {
+            return Ok(());
+        }
+        let dataset = self.pool.dataset(id)?;
+        let (files, change) =
+            (dataset.files(), AttributeChange { uid: Some(uid.as_raw()), gid: Some(gid.as_raw()), ..AttributeChange::default() });
+        let given = files.set_attributes(&files.root(), &change);
+        given.map_err(|error| Refusal::new(Kind::Io, format!("cannot give the new file system to its owner: {error}")))?;
+        Ok(self.pool.sync_names()?)
+    }
+
+    /// The label has the pool's name; its root dataset follows, also where an import with a new name was cut short.
+    fn take_name(&self) -> Result<(), Refusal> {
+        let name = self.name();
+        if self.pool.find(&name)?.is_some() {
+            return Ok(());
+        }
+        if self.read_only {
+            return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
+        }
+        Ok(self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &name))?)
+    }
+
+    /// The pool's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.store.identity().name
+    }
+
+    /// Keeps what is known of damage over exports, where that has changed.
+    ///
+    /// # Errors
+    /// Those of a commit.
+    pub(crate) fn keep_damage(&self) -> Result<(), PoolError> {
+        let known = self.watch.kept(DAMAGE_MOST);
+        let kept = self.pool.pool_properties()?.into_iter().find(|(name, _)| name == DAMAGE).map(|(_, value)| value).unwrap_or_default();
+        if self.read_only || known == kept {
+            return Ok(());
+        }
+        self.pool.set_pool_properties(&[(DAMAGE, (!known.is_empty()).then_some(known.as_str()))])
+    }
+
+    /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
+    fn stop(&self) -> Result<(), PoolError> {
+        self.scrub.stop_thread();
+        if let Err(error) = self.keep_damage() {
+            // Why the pool accepts nothing any more is told by what follows; damage is found again.
+            tracing::debug!(%error, "what is known of damage was not kept");
+        }
+        match self.committer.lock().take() {
+            Some(committer) => committer.stop(),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves the pool in order: everything is durable, and anybody may import it. Nothing is accepted afterwards.
+    ///
+    /// # Errors
+    /// Those of the engine; the pool is then as it was at its last commit.
+    pub fn export(&self) -> Result<(), PoolError> {
+        self.stop()?;
+        if self.read_only {
+            return Ok(());
+        }
+        self.store.close(true, now())
+    }
+
+    /// Leaves the pool and marks it as destroyed. Nothing is accepted afterwards.
+    ///
+    /// # Errors
+    /// Those of the engine; the pool is then as it was at its last commit.
+    pub fn destroy(&self) -> Result<(), PoolError> {
+        self.stop()?;
+        self.store.destroy(now())
+    }
+
+    /// Adds devices; frames go to them from now on.
+    ///
+    /// # Errors
+    /// Those of the engine: one that is too short. Those before it were added.
+    pub fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<(), PoolError> {
+        for device in counted(devices) {
+            self.store.add_device(Arc::clone(&device) as Arc<dyn Device>, now())?;
+            self.devices.write().push(device);
+            self.pool.grown();
+        }
+        Ok(())
+    }
+}
+
+fn durable(root: &Root) -> Result<Durable, Refusal> {
+    let never_finished = || {
+        Refusal::new(Kind::Invalid, "the making of this pool was never finished: there is nothing in it").next("create it again, with -f")
+    };
+    let catalog = root.catalog.filter(|_| root.txg > Txg(0)).ok_or_else(never_finished)?;
+    Ok(Durable { txg: root.txg, catalog, log: root.log_start.into() })
+}

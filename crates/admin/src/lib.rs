@@ -1,0 +1,66 @@
+//! What the verbs of `nacre pool` and `nacre fs` mean on an imported pool, apart from any command line and any mount.
+//!
+//! Called by the process that owns the pool (one JSON value per line over its socket: [`Order`] in, [`Told`] out) and by the tests. Knows the engine
+//! (`nacre-pool`) and nothing of FUSE: what it needs of mounting is the trait [`Mounts`].
+//!
+//! ```text
+//!  imported   an imported pool: engine, store, devices, what it counts
+//!  fs         verbs on datasets:  fs::run(&Imported, &dyn Mounts, Request, &mut dyn Progress) -> Result<Answer, Refusal>
+//!  pool       verbs on the pool:  pool::run(the same)
+//!  mounts     what the verbs need of mounting
+//!  counted    devices that count; watch: events and damage
+//!  refusal    why something was not done
+//! ```
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+pub mod counted;
+pub mod fs;
+pub mod host;
+pub mod imported;
+pub mod mounts;
+pub mod pool;
+pub mod progress;
+pub mod refusal;
+pub mod watch;
+
+pub use imported::{Imported, Opening};
+pub use mounts::{MountOptions, Mounted, Mounts, NoMounts, What};
+pub use progress::{Progress, Silent};
+pub use refusal::{Kind, Refusal};
+
+use serde::{Deserialize, Serialize};
+
+/// What a command asks of the process that owns a pool.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// The command line, for the pool's history.
+    pub command: String,
+    /// What is to be done.
+    pub verb: Verb,
+}
+
+/// The two families of verbs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verb {
+    /// On datasets.
+    Fs(fs::Request),
+    /// On the pool.
+    Pool(pool::Request),
+}
+
+/// What the process says: any number of notes, then one of the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Told {
+    /// A line for whoever waits.
+    Note(String),
+    /// Done, on datasets.
+    Fs(fs::Answer),
+    /// Done, on the pool.
+    Pool(pool::Answer),
+    /// Not done.
+    Refused(Refusal),
+}

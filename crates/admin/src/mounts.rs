@@ -1,0 +1,115 @@
+//! What the verbs need of mounting. Implemented by the process that owns the pool (over FUSE) and by tests.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::{Kind, Refusal};
+
+/// What is mounted: a dataset, or one of its snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct What {
+    /// The number of the dataset.
+    pub dataset: u64,
+    /// The txg of the snapshot; `None`: the head.
+    pub snapshot: Option<u64>,
+}
+
+impl What {
+    /// A dataset as it is now.
+    #[must_use]
+    pub fn head(dataset: u64) -> Self {
+        Self { dataset, snapshot: None }
+    }
+}
+
+/// How it is mounted: from properties and `-o`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountOptions {
+    /// What the mount table calls it: the dataset's name.
+    pub source: String,
+    /// Nothing may be changed.
+    pub read_only: bool,
+    /// Programs may not be run.
+    pub no_exec: bool,
+    /// Set-user-id bits are without effect.
+    pub no_suid: bool,
+    /// Device files are without effect.
+    pub no_dev: bool,
+    /// Reading changes no access time.
+    pub no_atime: bool,
+    /// A mount over a directory that is not empty is fine.
+    pub overlay: bool,
+}
+
+/// A mount that is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mounted {
+    /// What.
+    pub what: What,
+    /// Where.
+    pub at: PathBuf,
+    /// How.
+    pub options: MountOptions,
+}
+
+/// The mounts of one imported pool.
+pub trait Mounts: Send + Sync {
+    /// Mounts something; the directory is made where it is missing.
+    ///
+    /// # Errors
+    /// Why not.
+    fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
+
+    /// Unmounts it; nothing where it is not mounted. With `force` even while it is used.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while somebody uses it.
+    fn unmount(&self, what: What, force: bool) -> Result<(), Refusal>;
+
+    /// Gives a mount other options, where it is mounted.
+    ///
+    /// # Errors
+    /// Why not.
+    fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal>;
+
+    /// All mounts, in the order in which they were made.
+    fn mounted(&self) -> Vec<Mounted>;
+
+    /// Has the kernel write back what it holds for these datasets: what was written before the call is in the engine when it returns.
+    ///
+    /// # Errors
+    /// A write that failed.
+    fn settle(&self, datasets: &[u64]) -> Result<(), Refusal>;
+
+    /// The files of a dataset are others now (it was rolled back): what the kernel and the mount know of them is forgotten.
+    fn changed(&self, dataset: u64);
+}
+
+/// No mounts at all: for pools that are imported without (`-N`), and for tests.
+#[derive(Debug, Default)]
+pub struct NoMounts;
+
+impl Mounts for NoMounts {
+    fn mount(&self, _: What, at: &Path, _: &MountOptions) -> Result<(), Refusal> {
+        Err(Refusal::new(Kind::Invalid, format!("cannot mount at {}: this pool is imported without mounts", at.display())))
+    }
+
+    fn unmount(&self, _: What, _: bool) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn remount(&self, _: What, _: &MountOptions) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn mounted(&self) -> Vec<Mounted> {
+        Vec::new()
+    }
+
+    fn settle(&self, _: &[u64]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn changed(&self, _: u64) {}
+}

@@ -1,0 +1,287 @@
+//! Verbs on an imported pool. What makes one imported (create, import) is done by the process that owns it.
+//!
+//! ```text
+//!  figures     sizes, devices, counters          scrub    verification in the background
+//!  properties  get, set                          damaged  what is damaged, by the names of files
+//!  devices     what may become part of a pool    check    everything against everything, slowly
+//!  inspect     what is on the devices, as text
+//! ```
+
+pub mod check;
+pub mod damaged;
+pub mod devices;
+pub mod figures;
+pub mod inspect;
+pub mod properties;
+pub mod scrub;
+#[cfg(test)]
+mod tests;
+
+pub use figures::{DeviceFigures, Figures};
+pub use scrub::{Phase, Scrub, ScrubOrder, ScrubReport};
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nacre_pool::catalog::HistoryRow;
+use serde::{Deserialize, Serialize};
+
+use crate::watch::Event;
+use crate::{Imported, Kind, Mounts, Progress, Refusal, fs};
+
+/// How long to wait before it is seen whether the caller is there still.
+const LOOK_UP: Duration = Duration::from_millis(500);
+
+/// What can be asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// Its figures.
+    List,
+    /// Its figures and its health; with `names` the damaged files by name.
+    Status {
+        /// By name.
+        names: bool,
+    },
+    /// Its end as an imported pool; with `force` even while its mounts are used.
+    Export {
+        /// Even while they are used.
+        force: bool,
+    },
+    /// Its end.
+    Destroy {
+        /// Even while its mounts are used.
+        force: bool,
+    },
+    /// More devices.
+    Add {
+        /// Their paths.
+        devices: Vec<PathBuf>,
+        /// Files are made with this length, bytes.
+        size: Option<u64>,
+        /// Also those that hold something else.
+        force: bool,
+    },
+    /// Another value for a property.
+    Set {
+        /// Its name.
+        name: String,
+        /// Its value.
+        value: String,
+    },
+    /// What was done to it.
+    History,
+    /// What has happened since the import; with `follow` also what will, as notes, until the caller goes.
+    Events {
+        /// Go on.
+        follow: bool,
+    },
+    /// Forgets what has happened.
+    ClearEvents,
+    /// Something with its verification.
+    Scrub(ScrubOrder),
+    /// Waits for the end of its verification.
+    AwaitScrub,
+    /// Forgets errors.
+    Clear,
+    /// Makes everything durable.
+    Sync,
+    /// What is on its devices, as notes.
+    Inspect(inspect::Wanted),
+    /// Everything against everything; what is wrong, as notes.
+    Check,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// Figures.
+    Listed(Box<Figures>),
+    /// Figures and health.
+    Status(Box<Status>),
+    /// What was done to it, the oldest first.
+    History(Vec<Line>),
+    /// What has happened, the oldest first.
+    Events(Vec<Event>),
+    /// What a check has found.
+    Checked(check::Found),
+}
+
+/// Figures and health.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The figures.
+    pub figures: Figures,
+    /// Its verification.
+    pub scrub: ScrubReport,
+    /// How many frames are damaged.
+    pub damaged: u64,
+    /// What is damaged, by name, where that was asked for.
+    pub names: Vec<String>,
+}
+
+/// A line of the history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// When, seconds since 1970.
+    pub at: i64,
+    /// After which transaction group.
+    pub txg: u64,
+    /// Who asked.
+    pub uid: u32,
+    /// Done by the pool itself.
+    pub internal: bool,
+    /// On which machine.
+    pub host: String,
+    /// The command line, or what was done.
+    pub text: String,
+}
+
+impl Request {
+    /// Whether it changes something: such verbs are carried out one at a time, and go to the history.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        matches!(self, Self::Export { .. } | Self::Destroy { .. } | Self::Add { .. } | Self::Set { .. } | Self::Clear | Self::Scrub(_))
+    }
+
+    /// Whether the pool is not imported any more when it was done.
+    #[must_use]
+    pub fn ends(&self) -> bool {
+        matches!(self, Self::Export { .. } | Self::Destroy { .. })
+    }
+}
+
+/// Carries out a request.
+///
+/// # Errors
+/// Why it was not done.
+pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mut dyn Progress) -> Result<Answer, Refusal> {
+    let name = pool.name();
+    match request {
+        Request::List => return Ok(Answer::Listed(Box::new(Figures::of(pool)?))),
+        Request::Status { names } => return status(pool, mounts, names).map(|status| Answer::Status(Box::new(status))),
+        Request::Export { force } => leave(pool, mounts, force, "export")?,
+        Request::Destroy { force } => leave(pool, mounts, force, "destroy")?,
+        Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
+        Request::Set { name, value } => properties::set(pool, &name, &value)?,
+        Request::History => return history(pool).map(Answer::History),
+        Request::Events { follow: false } => return Ok(Answer::Events(pool.watch.events(0))),
+        Request::Events { follow: true } => follow(pool, progress)?,
+        Request::ClearEvents => pool.watch.clear_events(),
+        Request::Scrub(order) => pool.scrub.clone().order(pool, order)?,
+        Request::AwaitScrub => {
+            while pool.scrub.wait(LOOK_UP) && progress.note("") {}
+            pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
+        }
+        Request::Clear => {
+            pool.watch.clear_damage();
+            pool.devices.read().iter().for_each(|device| device.clear_errors());
+            pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot clear errors for '{name}'"), &error))?;
+        }
+        Request::Sync => {
+            let mounted: Vec<u64> = mounts.mounted().iter().map(|mounted| mounted.what.dataset).collect();
+            mounts.settle(&mounted)?;
+            if !pool.read_only {
+                pool.pool.commit().map_err(|error| Refusal::pool(format!("cannot sync '{name}'"), &error))?;
+            }
+        }
+        Request::Inspect(wanted) => inspect::run(pool, &wanted, progress)?,
+        Request::Check => return check::run(pool, progress).map(Answer::Checked),
+    }
+    Ok(Answer::Done)
+}
+
+/// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
+fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<(), Refusal> {
+    let name = pool.name();
+    if doing == "destroy" && pool.read_only {
+        return Err(Refusal::new(Kind::Permission, format!("cannot destroy '{name}': pool is read only")));
+    }
+    if let Some(why) = pool.store.suspended().filter(|_| !force) {
+        let refusal = Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
+        return Err(refusal.next("-f lets it go as it was at its last commit"));
+    }
+    if let Err(refusal) = fs::unmount_all(pool, mounts, force) {
+        // The refusal is what counts; what cannot be mounted again was not mounted by us before.
+        if let Err(again) = fs::mount_all(pool, mounts, &mut crate::Silent) {
+            tracing::warn!(error = %again, "file systems were not mounted again");
+        }
+        return Err(refusal);
+    }
+    let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
+    match left {
+        Ok(()) => Ok(()),
+        // Nothing can be saved any more than what is durable already.
+        Err(error) if force && pool.store.suspended().is_some() => {
+            tracing::error!(%error, "a suspended pool is let go");
+            Ok(())
+        }
+        Err(error) => Err(Refusal::pool(format!("cannot {doing} '{name}'"), &error)),
+    }
+}
+
+fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, Refusal> {
+    let found = pool.watch.damage();
+    let names = if names { damaged::names(pool, mounts, &found) } else { Vec::new() };
+    Ok(Status { figures: Figures::of(pool)?, scrub: pool.scrub.report(), damaged: found.count(), names })
+}
+
+fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<(), Refusal> {
+    let doing = format!("cannot add to '{}'", pool.name());
+    if pool.read_only {
+        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
+    }
+    let fresh = devices::fresh(paths, size, force)?;
+    let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
+    fresh.check_size(&doing, least)?;
+    let added = pool.add(fresh.take()).map_err(|error| Refusal::pool(&doing, &error));
+    added.inspect(|()| {
+        pool.watch.note("sysevent.fs.zfs.vdev_add", paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect())
+    })
+}
+
+fn history(pool: &Imported) -> Result<Vec<Line>, Refusal> {
+    let rows = pool.pool.history()?;
+    let line = |HistoryRow { at, txg, uid, internal, host, text }| Line { at, txg: txg.0, uid, internal, host, text };
+    Ok(rows.into_iter().map(line).collect())
+}
+
+/// Tells each event as a note of JSON, until nobody listens.
+fn follow(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let mut last = 0;
+    loop {
+        let events = pool.watch.wait(last, LOOK_UP);
+        if events.is_empty() && !progress.note("") {
+            return Ok(());
+        }
+        for event in events {
+            last = event.number;
+            let line =
+                serde_json::to_string(&event).map_err(|error| Refusal::new(Kind::Io, format!("cannot write down an event: {error}")))?;
+            if !progress.note(&line) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Adds a line to the history; a pool that cannot take it any more has said so elsewhere.
+pub fn remember(pool: &Imported, uid: u32, text: &str) {
+    if pool.read_only || text.is_empty() {
+        return;
+    }
+    let line = HistoryRow {
+        at: i64::try_from(crate::imported::now()).unwrap_or(i64::MAX),
+        txg: pool.store.durable(),
+        uid,
+        internal: false,
+        host: pool.opening.host.1.clone(),
+        text: text.to_owned(),
+    };
+    if let Err(error) = pool.pool.remember(&line) {
+        tracing::warn!(%error, "the history was not written");
+    }
+}

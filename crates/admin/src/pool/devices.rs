@@ -1,0 +1,243 @@
+//! Devices as a command names them: opened, locked, and looked at before anything is written.
+//!
+//! Invariant: what holds something else (a file system, another pool, a file's content) is not taken without being forced; what is mounted or locked is
+//! never taken.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nacre_pool::device::{Device, FileDevice};
+use nacre_pool::label::{self, PoolState};
+
+use crate::refusal::{Kind, Refusal};
+
+/// What is read at the beginning and the end of a file to see whether it holds anything, bytes.
+const ENDS: u64 = 1 << 20;
+
+/// Opens the devices of a pool that is there.
+///
+/// # Errors
+/// One that is missing, or that another process uses.
+pub fn open(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn Device>>, Refusal> {
+    let open = |path: &PathBuf| match FileDevice::open(path, writable) {
+        Ok(device) => Ok(Arc::new(device) as Arc<dyn Device>),
+        Err(error) => Err(refusal("cannot open", path, &error)),
+    };
+    paths.iter().map(open).collect()
+}
+
+/// Devices that may become part of a pool. Files that were made for it are removed again unless they are taken.
+pub struct Fresh {
+    devices: Vec<Arc<dyn Device>>,
+    made: Vec<PathBuf>,
+}
+
+impl std::fmt::Debug for Fresh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fresh").field("made", &self.made).finish_non_exhaustive()
+    }
+}
+
+impl Fresh {
+    /// Whether all are long enough, before anything is written to any.
+    ///
+    /// # Errors
+    /// One that is not.
+    pub fn check_size(&self, doing: &str, least: u64) -> Result<(), Refusal> {
+        let Some(short) = self.devices.iter().find(|device| device.length() < least) else { return Ok(()) };
+        let human = nacre_pool::properties::size::human_bytes;
+        let what =
+            format!("{doing}: device is too small: '{}' has {}, and {} are needed", short.name(), human(short.length()), human(least));
+        Err(Refusal::new(Kind::Invalid, what))
+    }
+
+    /// The devices, which are about to be written to.
+    #[must_use]
+    pub fn devices(&self) -> Vec<Arc<dyn Device>> {
+        self.devices.clone()
+    }
+
+    /// They belong to a pool now.
+    #[must_use]
+    pub fn take(mut self) -> Vec<Arc<dyn Device>> {
+        self.made.clear();
+        std::mem::take(&mut self.devices)
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        for path in &self.made {
+            if let Err(error) = fs::remove_file(path) {
+                tracing::warn!(path = %path.display(), %error, "a file that was made for a pool stays behind");
+            }
+        }
+    }
+}
+
+/// Opens devices that are to become part of a pool, and makes files of this length for it where one is given.
+///
+/// # Errors
+/// What cannot be one; and, without `force`, what holds something else.
+pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh, Refusal> {
+    let mut fresh = Fresh { devices: Vec::new(), made: Vec::new() };
+    let mut seen = HashSet::new();
+    for path in paths {
+        if let Ok(there) = fs::metadata(path) {
+            let number = if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
+            if !seen.insert(number) {
+                return Err(Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display())));
+            }
+        }
+        let device = match (size, fs::symlink_metadata(path)) {
+            (Some(size), Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                let device = FileDevice::create(path, size).map_err(|error| refusal("cannot make", path, &error))?;
+                fresh.made.push(path.clone());
+                device
+            }
+            (Some(_), Ok(_)) => {
+                return Err(Refusal::new(Kind::Exists, format!("cannot make '{}': it exists", path.display()))
+                    .next("without --size, a file that is there is taken"));
+            }
+            _ => FileDevice::open(path, true).map_err(|error| missing(path, &error))?,
+        };
+        let metadata = fs::metadata(path).map_err(|error| refusal("cannot look at", path, &error))?;
+        if let Some(holds) = holds(&device, metadata.is_file()).filter(|_| !force) {
+            return Err(Refusal::new(Kind::Exists, format!("cannot use '{}': it {holds}", path.display()))
+                .next("-f takes it all the same; what is on it is lost then"));
+        }
+        fresh.devices.push(Arc::new(device));
+    }
+    Ok(fresh)
+}
+
+fn missing(path: &Path, error: &io::Error) -> Refusal {
+    let refusal = refusal("cannot open", path, error);
+    match refusal.kind {
+        Kind::NotFound => refusal.next("--size=SIZE makes files"),
+        Kind::Busy => refusal.next("is it mounted, or part of a pool that is imported?"),
+        _ => refusal,
+    }
+}
+
+/// Whether a path can be part of a pool, without a lock and without writing: for `create -n`.
+///
+/// # Errors
+/// As [`fresh`].
+pub fn foresee(paths: &[PathBuf], size: Option<u64>, force: bool, least: u64) -> Result<(), Refusal> {
+    if size.is_none() {
+        return fresh(paths, None, force)?.check_size("cannot create", least);
+    }
+    match paths.iter().find(|path| fs::symlink_metadata(path).is_ok()) {
+        Some(there) => Err(Refusal::new(Kind::Exists, format!("cannot make '{}': it exists", there.display()))),
+        None => Ok(()),
+    }
+}
+
+fn refusal(doing: &str, path: &Path, error: &io::Error) -> Refusal {
+    let kind = match error.kind() {
+        io::ErrorKind::NotFound => Kind::NotFound,
+        io::ErrorKind::ResourceBusy => Kind::Busy,
+        io::ErrorKind::PermissionDenied => Kind::Permission,
+        _ => Kind::Io,
+    };
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    Refusal::new(kind, format!("{doing} '{}': {text}", path.display()))
+}
+
+/// What a device holds that would be lost, in words that follow "it".
+fn holds(device: &dyn Device, file: bool) -> Option<String> {
+    match label::probe(device) {
+        Ok(Some(identity)) if identity.state == PoolState::Destroyed => {}
+        Ok(Some(identity)) => {
+            let state = if identity.state == PoolState::Exported { "exported" } else { "potentially active" };
+            return Some(format!("is part of {state} pool '{}'", identity.name));
+        }
+        Ok(None) => {}
+        Err(_) => return Some("has the label of a pool that this program cannot read".to_owned()),
+    }
+    if let Some(kind) = signature(device) {
+        return Some(format!("contains {kind}"));
+    }
+    let used = label::probe(device).ok().flatten().is_none() && file && !is_zero(device);
+    used.then(|| "is not empty".to_owned())
+}
+
+/// Whether both ends of a file are zeros.
+fn is_zero(device: &dyn Device) -> bool {
+    let length = device.length();
+    [0, length.saturating_sub(ENDS)].into_iter().all(|offset| {
+        let mut buffer = vec![0; ENDS.min(length - offset) as usize];
+        // What cannot be read is not known to be empty.
+        device.read_at(&mut buffer, offset).is_ok() && buffer.iter().all(|byte| *byte == 0)
+    })
+}
+
+/// A file system, swap area or volume by the number that it begins with; places in bytes (wipefs(8) knows the same).
+fn signature(device: &dyn Device) -> Option<&'static str> {
+    const KNOWN: [(u64, &[u8], &str); 13] = [
+        (0x438, &[0x53, 0xef], "a filesystem of type 'ext4' (or ext2, ext3)"),
+        (0, b"XFSB", "a filesystem of type 'xfs'"),
+        (0x10040, b"_BHRfS_M", "a filesystem of type 'btrfs'"),
+        (0x400, &[0x10, 0x20, 0xf5, 0xf2], "a filesystem of type 'f2fs'"),
+        (0x36, b"FAT", "a filesystem of type 'vfat'"),
+        (0x52, b"FAT32", "a filesystem of type 'vfat'"),
+        (3, b"NTFS    ", "a filesystem of type 'ntfs'"),
+        (3, b"EXFAT   ", "a filesystem of type 'exfat'"),
+        (0x8001, b"CD001", "a filesystem of type 'iso9660'"),
+        (0xff6, b"SWAPSPACE2", "swap space"),
+        (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
+        (0x218, b"LVM2 001", "a physical volume of LVM"),
+        (0x200, b"EFI PART", "a partition table"),
+    ];
+    let found = KNOWN.iter().find(|(at, number, _)| {
+        let mut there = vec![0; number.len()];
+        device.read_at(&mut there, *at).is_ok() && there == *number
+    });
+    found.map(|(_, _, what)| *what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn what_holds_something_is_not_taken() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("d");
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(64 << 20).unwrap();
+        let paths = [path.clone()];
+        assert!(fresh(&paths, None, false).is_ok());
+        file.write_all_at(b"XFSB", 0).unwrap();
+        assert!(fresh(&paths, None, false).unwrap_err().what.contains("contains a filesystem of type 'xfs'"));
+        assert!(fresh(&paths, None, true).is_ok());
+        file.write_all_at(&[0; 4], 0).unwrap();
+        file.write_all_at(b"a", (64 << 20) - 1).unwrap();
+        assert!(fresh(&paths, None, false).unwrap_err().what.ends_with("it is not empty"));
+        let locked = FileDevice::open(&path, true).unwrap();
+        assert_eq!(fresh(&paths, None, true).unwrap_err().kind, Kind::Busy);
+        drop(locked);
+        assert!(fresh(&[path.clone(), path], None, true).unwrap_err().what.ends_with("is named twice"));
+    }
+
+    #[test]
+    fn files_that_were_made_go_again() {
+        let scratch = tempfile::tempdir().unwrap();
+        let paths = [scratch.path().join("a"), scratch.path().join("b")];
+        assert!(fresh(&paths, Some(1 << 20), false).unwrap().check_size("cannot create", 64 << 20).is_err());
+        assert!(!paths[0].exists());
+        let taken = fresh(&paths, Some(64 << 20), false).unwrap().take();
+        assert_eq!(taken.len(), 2);
+        drop(taken);
+        assert!(paths[1].exists());
+        let missing = fresh(&[scratch.path().join("c")], None, false).unwrap_err();
+        assert_eq!((missing.kind, missing.next.as_str()), (Kind::NotFound, "--size=SIZE makes files"));
+    }
+}

@@ -1,0 +1,151 @@
+//! The figures of a pool: what `list`, `get`, `status` and `iostat` show.
+
+use std::collections::BTreeMap;
+
+use nacre_pool::device::Device;
+use nacre_pool::store::Space;
+use serde::{Deserialize, Serialize};
+
+use crate::counted::Counts;
+use crate::imported::now;
+use crate::{Imported, Refusal};
+
+/// The figures of a pool. Sizes in bytes, times in seconds since 1970.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub guid: u64,
+    /// Room in all.
+    pub size: u64,
+    /// Room in use.
+    pub allocated: u64,
+    /// Room that is free.
+    pub free: u64,
+    /// The part of `allocated` that is about to be freed.
+    pub freeing: u64,
+    /// The part of the free room that lies in slots which hold something, percent: the cleaner gets it.
+    pub fragmentation: u64,
+    /// ONLINE, or SUSPENDED after a write that failed.
+    pub health: String,
+    /// Why it is suspended.
+    pub suspended: Option<String>,
+    /// All mount points lie below it.
+    pub altroot: Option<String>,
+    /// Nothing is written to it.
+    pub read_only: bool,
+    /// What is stored of its properties.
+    pub properties: Vec<(String, String)>,
+    /// Its devices.
+    pub devices: Vec<DeviceFigures>,
+    /// When it was imported.
+    pub since: u64,
+    /// Now.
+    pub now: u64,
+    /// The last transaction group that is durable.
+    pub txg: u64,
+    /// The process that owns it.
+    pub process: u32,
+}
+
+/// The figures of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFigures {
+    /// Its path.
+    pub path: String,
+    /// Its number.
+    pub guid: u64,
+    /// Room for segments, bytes.
+    pub size: u64,
+    /// What lives on it, bytes.
+    pub allocated: u64,
+    /// Slots that hold something, bytes.
+    pub occupied: u64,
+    /// What was counted.
+    pub counts: Counts,
+}
+
+impl DeviceFigures {
+    /// What is free on it, bytes.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.size.saturating_sub(self.allocated)
+    }
+
+    /// As [`Figures::fragmentation`].
+    #[must_use]
+    pub fn fragmentation(&self) -> u64 {
+        percent(self.occupied.saturating_sub(self.allocated), self.free())
+    }
+}
+
+/// A part of a whole, percent, rounded down.
+#[must_use]
+pub fn percent(part: u64, whole: u64) -> u64 {
+    u64::try_from(u128::from(part) * 100 / u128::from(whole.max(1))).unwrap_or(100)
+}
+
+impl Figures {
+    /// The figures of a pool now.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn of(pool: &Imported) -> Result<Self, Refusal> {
+        let (identity, space) = (pool.store.identity(), pool.store.space());
+        let Space { size, allocated, free, freeing, free_slots, .. } = space;
+        let suspended = pool.pool.suspended().map(|error| error.to_string()).or_else(|| pool.store.suspended().map(ToOwned::to_owned));
+        let whole = free_slots.saturating_mul(pool.store.slot());
+        Ok(Self {
+            name: identity.name.clone(),
+            guid: identity.pool,
+            size,
+            allocated,
+            free,
+            freeing,
+            fragmentation: percent(free.saturating_sub(whole), free),
+            health: if suspended.is_some() { "SUSPENDED" } else { "ONLINE" }.to_owned(),
+            suspended,
+            altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
+            read_only: pool.read_only,
+            properties: pool.pool.pool_properties()?,
+            devices: devices(pool),
+            since: pool.since,
+            now: now(),
+            txg: pool.store.durable().0,
+            process: std::process::id(),
+        })
+    }
+}
+
+/// The figures of the devices.
+fn devices(pool: &Imported) -> Vec<DeviceFigures> {
+    let (identity, slot) = (pool.store.identity(), pool.store.slot());
+    let mut held: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
+    for segment in pool.store.segments() {
+        for place in &segment.place {
+            let (live, slots) = held.entry(place.device).or_default();
+            *live += segment.live_bytes;
+            *slots += slot;
+        }
+    }
+    let devices = pool.devices.read();
+    let log = pool.store.root().log;
+    let mut figures = Vec::new();
+    for (index, (member, device)) in identity.members.iter().zip(devices.iter()).enumerate() {
+        let index = u16::try_from(index).unwrap_or(u16::MAX);
+        let (allocated, occupied) = held.get(&index).copied().unwrap_or_default();
+        let taken: u64 = log.iter().filter(|(place, _)| place.device == index).map(|(_, slots)| u64::from(*slots) * slot).sum();
+        let ends = 2 * nacre_pool::label::ENDS;
+        let size = (member.length.saturating_sub(ends) / slot * slot).saturating_sub(taken);
+        figures.push(DeviceFigures {
+            path: device.name().to_owned(),
+            guid: member.guid,
+            size,
+            allocated,
+            occupied,
+            counts: device.counts(),
+        });
+    }
+    figures
+}

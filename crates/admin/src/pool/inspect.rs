@@ -1,0 +1,217 @@
+//! `pool inspect`: what is on the devices, as text: labels, root records, segments, frames, trees. The format is told in `docs/pool-format.md`.
+
+use nacre_pool::device::Device;
+use nacre_pool::frame::Header;
+use nacre_pool::label;
+use nacre_pool::rows::keys::Key;
+use nacre_pool::rows::{Entry, Extent, Head, Inode, NameTarget, OwnerUse, Xattr};
+use nacre_pool::tree::walk::Visitor;
+use nacre_pool::{Pointer, PoolError};
+use serde::{Deserialize, Serialize};
+
+use crate::{Imported, Kind, Progress, Refusal};
+
+/// What is to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The segments.
+    pub segments: bool,
+    /// The frames of this segment.
+    pub frames: Option<u32>,
+    /// The rows of this dataset or snapshot, by name.
+    pub rows: Option<String>,
+}
+
+/// Shows it, as notes.
+///
+/// # Errors
+/// What cannot be read.
+pub fn run(pool: &Imported, wanted: &Wanted, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    if let Some(name) = &wanted.rows {
+        return rows(pool, name, progress);
+    }
+    if let Some(segment) = wanted.frames {
+        return frames(pool, segment, progress);
+    }
+    if wanted.segments {
+        segments(pool, progress);
+        return Ok(());
+    }
+    labels(pool, progress)?;
+    datasets(pool, progress)
+}
+
+fn labels(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let identity = pool.store.identity();
+    progress.note(&format!("pool {}", identity.name));
+    progress.note(&format!(
+        "  number {}  format {}  revision {}  state {:?}",
+        identity.pool,
+        label::VERSION,
+        identity.revision,
+        identity.state
+    ));
+    progress.note(&format!(
+        "  features {:#x} needed, {:#x} needed to write, {:#x} not needed",
+        identity.incompatible, identity.read_only_compatible, identity.compatible
+    ));
+    progress
+        .note(&format!("  host {} ({})  written at {}  slots of {} bytes", identity.host.1, identity.host.0, identity.time, identity.slot));
+    let devices = pool.devices.read().clone();
+    for (index, (member, device)) in identity.members.iter().zip(&devices).enumerate() {
+        let path = String::from_utf8_lossy(&member.path).into_owned();
+        progress.note(&format!("device {index}: {}  number {}  {} bytes  last seen at {path}", device.name(), member.guid, member.length));
+        match label::roots(&**device, identity.pool) {
+            Ok(roots) => roots.iter().for_each(|root| {
+                let catalog = root.catalog.map_or_else(|| "no catalog".to_owned(), |catalog| format!("catalog {catalog}"));
+                let state = if root.clean { "closed in order" } else { "in use" };
+                progress.note(&format!(
+                    "  root {}: txg {}  oldest kept {}  at {}  {state}  next segment {}  {catalog}  {} deltas  log from {} (sequence {})",
+                    root.generation,
+                    root.txg,
+                    root.kept,
+                    root.time,
+                    root.next_segment,
+                    root.deltas.len(),
+                    root.log_start.position,
+                    root.log_start.sequence,
+                ));
+            }),
+            Err(error) => {
+                progress.note(&format!("  its root records cannot be read: {error}"));
+            }
+        }
+    }
+    let space = pool.store.space();
+    progress.note(&format!(
+        "space: {} bytes in {} slots, {} slots free; {} allocated ({} of it the segment table, {} about to be freed); {} lost at ends; slop {}; {} for writes",
+        space.size, space.slots, space.free_slots, space.allocated, space.table, space.freeing, space.tails, space.slop, space.available
+    ));
+    Ok(())
+}
+
+fn datasets(pool: &Imported, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let mut lines = Vec::new();
+    {
+        let look = pool.pool.look();
+        let mut waiting = vec![look.root()?];
+        while let Some(id) = waiting.pop() {
+            let row = look.dataset(id)?;
+            let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
+            lines.push(format!("dataset {id}: {}  created in txg {}  origin {:?}  tree {root}", look.name(id)?, row.created, row.origin));
+            for (txg, row) in look.snapshot_rows(id)? {
+                let root = row.root.map_or_else(|| "empty".to_owned(), |root| root.to_string());
+                lines.push(format!(
+                    "  snapshot {}: txg {txg}  {} bytes  {} holds, {} clones  tree {root}",
+                    row.name, row.referenced, row.holds, row.clones
+                ));
+            }
+            let mut below = look.children(id)?;
+            below.reverse();
+            waiting.extend(below);
+        }
+    }
+    lines.iter().for_each(|line| {
+        progress.note(line);
+    });
+    Ok(())
+}
+
+fn segments(pool: &Imported, progress: &mut dyn Progress) {
+    for segment in pool.store.segments() {
+        let place: Vec<String> = segment.place.iter().map(|place| format!("{}:{}", place.device, place.slot)).collect();
+        let state = match (segment.sealed, segment.dead_since) {
+            (_, Some(generation)) => format!("dead since root {generation}"),
+            (true, None) => "sealed".to_owned(),
+            (false, None) => "open".to_owned(),
+        };
+        progress.note(&format!(
+            "segment {}: {:?}  at {}  {state}  {} frames in {} bytes, {} of {} bytes alive here, {} moved away  newest birth {}",
+            segment.id,
+            segment.stream,
+            if place.is_empty() { "no place".to_owned() } else { place.join(",") },
+            segment.frames,
+            segment.bytes,
+            segment.live_frames,
+            segment.live_bytes,
+            segment.moved,
+            segment.newest
+        ));
+    }
+}
+
+fn frames(pool: &Imported, segment: u32, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let shown = pool.store.inspect(segment, &mut |Header { pointer, owner }, offset, lives| {
+        progress.note(&format!(
+            "{offset:>9}: {pointer}  dataset {} object {} offset {}  {}",
+            owner.dataset,
+            owner.object,
+            owner.offset,
+            if lives { "alive" } else { "dead" }
+        ))
+    });
+    shown.map_err(|error| Refusal::pool(format!("cannot show segment {segment}"), &error))
+}
+
+/// Prints what a tree holds.
+struct Rows<'a>(&'a mut dyn Progress);
+
+impl Visitor for Rows<'_> {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        Ok(self.0.note(&format!("node {pointer}")))
+    }
+
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        let text = match Key::decode(key) {
+            Ok(key) => format!("{key:?} = {}", shown(&key, value)),
+            Err(_) => format!("{} = {}", key.escape_ascii(), value.escape_ascii()),
+        };
+        self.0.note(&text);
+        Ok(())
+    }
+
+    fn damaged(&mut self, _: &Pointer, error: PoolError) -> Result<(), PoolError> {
+        self.0.note(&format!("damaged: {error}"));
+        Ok(())
+    }
+}
+
+fn shown(key: &Key, value: &[u8]) -> String {
+    let text = match key {
+        Key::Head => Head::decode(value).map(|row| format!("{row:?}")),
+        Key::Inode(_) => Inode::decode(value).map(|row| format!("{row:?}")),
+        Key::Entry { .. } => Entry::decode(value).map(|row| format!("{:?} {} '{}'", row.file_type, row.inode, row.name.escape_ascii())),
+        Key::Name { .. } => NameTarget::decode(value).map(|row| format!("{row:?}")),
+        Key::Extent { .. } => Extent::decode(value).map(|row| match row.pointer() {
+            Some(pointer) => pointer.to_string(),
+            None => format!("{} bytes here", value.len().saturating_sub(1)),
+        }),
+        Key::Xattr { .. } => Xattr::decode(value).map(|row| match row {
+            Xattr::Frame(pointer) => pointer.to_string(),
+            Xattr::Inline(value) => format!("'{}'", value.escape_ascii()),
+        }),
+        Key::OwnerUse { .. } => OwnerUse::decode(value).map(|row| format!("{row:?}")),
+        Key::Orphan(_) => Ok(String::new()),
+        _ => Ok(value.escape_ascii().to_string()),
+    };
+    text.unwrap_or_else(|error| format!("damaged ({error}): {}", value.escape_ascii()))
+}
+
+fn rows(pool: &Imported, name: &str, progress: &mut dyn Progress) -> Result<(), Refusal> {
+    let missing = || Refusal::new(Kind::NotFound, format!("cannot open '{name}': dataset does not exist"));
+    let root = {
+        let look = pool.pool.look();
+        let (filesystem, snapshot) = name.split_once('@').map_or((name, None), |(filesystem, snapshot)| (filesystem, Some(snapshot)));
+        let id = look.find(filesystem)?.ok_or_else(missing)?;
+        match snapshot {
+            None => look.dataset(id)?.root,
+            Some(snapshot) => look.snapshot(id, look.snapshot_named(id, snapshot)?.ok_or_else(missing)?)?.root,
+        }
+    };
+    match root {
+        Some(root) => {
+            pool.pool.visit_tree(&root, &mut Rows(progress)).map_err(|error| Refusal::pool(format!("cannot show '{name}'"), &error))
+        }
+        None => Ok(()),
+    }
+}

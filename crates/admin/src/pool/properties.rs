@@ -1,0 +1,133 @@
+//! The properties of pools: which value each has, where it comes from, and what may be set.
+
+use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, pool_property};
+
+use super::figures::{Figures, percent};
+use crate::{Imported, Kind, Refusal};
+
+/// A value: canonical, as people read it, and where it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// For scripts.
+    pub exact: String,
+    /// For people.
+    pub human: String,
+    /// "local", "default" or "-".
+    pub source: &'static str,
+}
+
+/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as far as it has one, then users' own.
+#[must_use]
+pub fn names(pool: &Figures) -> Vec<String> {
+    let first = [
+        "size",
+        "capacity",
+        "altroot",
+        "health",
+        "guid",
+        "version",
+        "bootfs",
+        "delegation",
+        "autoreplace",
+        "cachefile",
+        "failmode",
+        "listsnapshots",
+    ];
+    let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
+    let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
+    first.into_iter().chain(rest).map(ToOwned::to_owned).chain(own).collect()
+}
+
+/// The whole name of a property that may be abbreviated ("cap"), and its heading.
+///
+/// # Errors
+/// There is none of that name.
+pub fn resolve(name: &str) -> Result<(String, String), PropertyError> {
+    if name == "name" {
+        return Ok((name.to_owned(), "NAME".to_owned()));
+    }
+    Ok(match pool_property(name)? {
+        Property::Known(definition) => (definition.name.to_owned(), definition.column.to_owned()),
+        _ => (name.to_owned(), name.to_ascii_uppercase()),
+    })
+}
+
+/// The value of a property by its whole name.
+///
+/// # Errors
+/// There is none of that name.
+pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
+    let property = if name == "name" { None } else { Some(pool_property(name)?) };
+    let plain = |text: String| Value { human: text.clone(), exact: text, source: "-" };
+    let nothing = || plain("-".to_owned());
+    let bytes = |number: u64| {
+        let exact = number.to_string();
+        let human = property.as_ref().map_or_else(|| exact.clone(), |property| property.human(&exact));
+        Value { exact, human, source: "-" }
+    };
+    let share = |number: u64| Value { exact: number.to_string(), human: format!("{number}%"), source: "-" };
+    let set = |text: &str| Value { exact: text.to_owned(), human: text.to_owned(), source: "local" };
+    Ok(match name {
+        "name" => plain(pool.name.clone()),
+        "size" => bytes(pool.size),
+        "allocated" => bytes(pool.allocated),
+        "free" => bytes(pool.free),
+        "freeing" => bytes(pool.freeing),
+        "leaked" => bytes(0),
+        "checkpoint" | "expandsize" => nothing(),
+        "capacity" => share(percent(pool.allocated, pool.size)),
+        "fragmentation" => share(pool.fragmentation),
+        "dedupratio" => Value { exact: "1.00".to_owned(), human: "1.00x".to_owned(), source: "-" },
+        "health" => plain(pool.health.clone()),
+        "guid" => plain(pool.guid.to_string()),
+        "version" => plain(nacre_pool::label::VERSION.to_string()),
+        "altroot" => pool.altroot.as_deref().map_or_else(|| Value { source: "default", ..nothing() }, set),
+        "readonly" if pool.read_only => set("on"),
+        _ => stored(pool, name, property.as_ref()),
+    })
+}
+
+fn stored(pool: &Figures, name: &str, property: Option<&Property>) -> Value {
+    let shown = |value: &str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
+    match (pool.properties.iter().find(|(stored, _)| stored == name), property) {
+        (Some((_, value)), Some(property)) => Value { exact: shown(value), human: shown(&property.human(value)), source: "local" },
+        (None, Some(Property::Known(definition))) => {
+            Value { exact: shown(definition.default), human: shown(&definition.human(definition.default)), source: "default" }
+        }
+        _ => Value { exact: "-".to_owned(), human: "-".to_owned(), source: "-" },
+    }
+}
+
+/// Reads `PROPERTY=VALUE` for a pool: the whole name and the canonical value. `creating`: the pool is being made or imported.
+///
+/// # Errors
+/// What is wrong with it, in ZFS' words.
+pub fn parse(name: &str, value: &str, creating: bool) -> Result<(String, String), PropertyError> {
+    let property = pool_property(name)?;
+    let canonical = property.parse(value, creating)?;
+    Ok((resolve(name)?.0, canonical))
+}
+
+/// Sets a property of an imported pool. An empty value of a user property removes it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
+    let doing = format!("cannot set property for '{}'", pool.name());
+    if pool.read_only {
+        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
+    }
+    let refused = |error: PropertyError| Refusal::new(Kind::Invalid, format!("{doing}: {error}"));
+    if let Ok(Property::Known(definition)) = pool_property(name)
+        && definition.settable == Settable::AtCreation
+    {
+        let error = Refusal::new(Kind::Invalid, format!("{doing}: property '{name}' can only be set at creation or import time"));
+        return Err(error);
+    }
+    let (name, value) = parse(name, value, false).map_err(refused)?;
+    let removes = name.contains(':') && value.is_empty();
+    let change = (name.as_str(), (!removes).then_some(value.as_str()));
+    pool.pool.set_pool_properties(&[change]).map_err(|error| Refusal::pool(&doing, &error))?;
+    pool.apply_property(&name, &value);
+    Ok(())
+}

@@ -1,0 +1,314 @@
+//! The verification of everything that is stored, in the background: started, paused, gone on with, stopped, waited for.
+//!
+//! Its state is kept among the pool's properties (under a name that is none of them), so that an import goes on where an export or a crash has
+//! interrupted it. Invariant: one at a time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_pool::device::Device;
+use nacre_pool::engine::Pool;
+use nacre_pool::store::{Checked, Store};
+use parking_lot::{Condvar, Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+
+use crate::counted::Counted;
+use crate::imported::now;
+use crate::watch::Watch;
+use crate::{Imported, Kind, Refusal};
+
+/// The name under which the state is kept.
+const KEPT_AS: &str = "scan";
+/// How often it is kept while it runs.
+const KEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// What a scrub is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// There was none yet.
+    #[default]
+    Never,
+    /// It runs.
+    Running,
+    /// It waits to be gone on with.
+    Paused,
+    /// It has looked at everything.
+    Finished,
+    /// It was stopped.
+    Canceled,
+}
+
+/// How far a scrub is. Times in seconds since 1970, sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubReport {
+    /// What it is doing.
+    pub phase: Phase,
+    /// When it was started.
+    pub started: u64,
+    /// When it ended, or was paused.
+    pub ended: u64,
+    /// How long it ran, pauses not counted, milliseconds.
+    pub elapsed: u64,
+    /// What it has looked at.
+    pub examined: u64,
+    /// What there was to look at when it began.
+    pub total: u64,
+    /// Damaged frames that it met.
+    pub errors: u64,
+    /// The segment that it goes on with.
+    pub next: u32,
+}
+
+/// What is wanted of a scrub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScrubOrder {
+    /// Start one, or go on with one that is paused.
+    Start,
+    /// Pause it.
+    Pause,
+    /// End it.
+    Stop,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    report: ScrubReport,
+    /// A thread is at work (or is about to see that it should not be).
+    thread: bool,
+    /// The pool is being left: the thread ends and the state stays what it is.
+    leaving: bool,
+}
+
+/// The scrub of a pool.
+#[derive(Debug, Default)]
+pub struct Scrub {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What a scrub works on.
+struct Work {
+    scrub: Arc<Scrub>,
+    pool: Arc<Pool>,
+    store: Arc<Store>,
+    watch: Arc<Watch>,
+    devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+    keeps: bool,
+}
+
+impl Scrub {
+    /// How far it is.
+    #[must_use]
+    pub fn report(&self) -> ScrubReport {
+        self.state.lock().report
+    }
+
+    /// Does what is wanted.
+    ///
+    /// # Errors
+    /// One runs already, or none does; in ZFS' words.
+    pub fn order(&self, pool: &Imported, order: ScrubOrder) -> Result<(), Refusal> {
+        let name = pool.name();
+        let mut state = self.state.lock();
+        match (order, state.report.phase) {
+            (ScrubOrder::Start, Phase::Running) => {
+                return Err(Refusal::new(
+                    Kind::Busy,
+                    format!("cannot scrub {name}: currently scrubbing; use 'zpool scrub -s' to cancel scrub"),
+                ));
+            }
+            (ScrubOrder::Start, Phase::Paused) => state.report.phase = Phase::Running,
+            (ScrubOrder::Start, _) => {
+                let total = pool.store.space().allocated;
+                state.report = ScrubReport { phase: Phase::Running, started: now(), total, ..ScrubReport::default() };
+                pool.watch.begin_scrub();
+                pool.watch.note("sysevent.fs.zfs.scrub_start", vec![("pool".to_owned(), name.clone())]);
+            }
+            (ScrubOrder::Pause, Phase::Running) => (state.report.phase, state.report.ended) = (Phase::Paused, now()),
+            (ScrubOrder::Pause, Phase::Paused) => {
+                return Err(Refusal::new(Kind::Invalid, format!("cannot pause scrubbing {name}: scrub is paused already")));
+            }
+            (ScrubOrder::Stop, Phase::Running | Phase::Paused) => (state.report.phase, state.report.ended) = (Phase::Canceled, now()),
+            (ScrubOrder::Pause, _) => {
+                return Err(Refusal::new(Kind::Invalid, format!("cannot pause scrubbing {name}: there is no active scrub")));
+            }
+            (ScrubOrder::Stop, _) => {
+                return Err(Refusal::new(Kind::Invalid, format!("cannot cancel scrubbing {name}: there is no active scrub")));
+            }
+        }
+        self.go_on(pool, state)
+    }
+
+    /// Takes up what an import finds: a scrub that was interrupted goes on.
+    pub(crate) fn take_up(&self, pool: &Imported, kept: &str) -> Result<(), Refusal> {
+        // A state that another version has written is not worth failing for.
+        let Ok(report) = serde_json::from_str::<ScrubReport>(kept) else { return Ok(()) };
+        let mut state = self.state.lock();
+        state.report = report;
+        self.go_on(pool, state)
+    }
+
+    /// The name under which the state is kept among the pool's properties.
+    #[must_use]
+    pub fn kept_as() -> &'static str {
+        KEPT_AS
+    }
+
+    fn go_on(&self, pool: &Imported, mut state: parking_lot::MutexGuard<'_, State>) -> Result<(), Refusal> {
+        let start = state.report.phase == Phase::Running && !state.thread;
+        state.thread |= start;
+        let report = state.report;
+        drop(state);
+        self.changed.notify_all();
+        let work = Work {
+            scrub: Arc::clone(&pool.scrub),
+            pool: Arc::clone(&pool.pool),
+            store: Arc::clone(&pool.store),
+            watch: Arc::clone(&pool.watch),
+            devices: Arc::clone(&pool.devices),
+            keeps: !pool.read_only,
+        };
+        work.keep(&report)?;
+        if start {
+            let thread = std::thread::Builder::new().name("pool-scrub".to_owned()).spawn(move || work.run());
+            if let Err(error) = thread {
+                self.state.lock().thread = false;
+                return Err(Refusal::new(Kind::Io, format!("cannot scrub: no thread: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until it does not run any more, or the time is over; answers whether it runs.
+    pub fn wait(&self, most: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.report.phase == Phase::Running {
+            // Awake too early is no harm: whoever waits looks again.
+            let _ = self.changed.wait_for(&mut state, most);
+        }
+        state.report.phase == Phase::Running
+    }
+
+    /// Ends the thread, because the pool is left; the state stays.
+    pub(crate) fn stop_thread(&self) {
+        let mut state = self.state.lock();
+        state.leaving = true;
+        self.changed.notify_all();
+        while state.thread {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+impl Work {
+    /// Keeps the state over exports and crashes.
+    fn keep(&self, report: &ScrubReport) -> Result<(), Refusal> {
+        if !self.keeps {
+            return Ok(());
+        }
+        let text =
+            serde_json::to_string(report).map_err(|error| Refusal::new(Kind::Io, format!("cannot write down the scrub: {error}")))?;
+        Ok(self.pool.set_pool_properties(&[(KEPT_AS, Some(&text))])?)
+    }
+
+    fn run(self) {
+        let mut first = self.scrub.report().next;
+        let mut kept = Instant::now();
+        let mut clock = Instant::now();
+        loop {
+            let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
+                let report = {
+                    let mut state = self.scrub.state.lock();
+                    state.report.next = segment.saturating_add(1);
+                    state.report
+                };
+                if kept.elapsed() >= KEEP_EVERY {
+                    kept = Instant::now();
+                    self.told(self.keep(&report));
+                }
+            });
+            match ended {
+                Ok(true) => self.end(Phase::Finished),
+                Ok(false) => {}
+                Err(error) => {
+                    self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
+                    self.end(Phase::Canceled);
+                }
+            }
+            // Paused in the middle of a segment: that one is looked at again. And another scrub may be wanted by now.
+            if !self.may_go_on(&mut clock) && self.leave() {
+                return;
+            }
+            first = self.scrub.report().next;
+        }
+    }
+
+    /// Notes a frame; answers whether to go on.
+    fn look(&self, checked: &Checked, clock: &mut Instant) -> bool {
+        if let Some(damage) = &checked.damage {
+            let device = self.devices.read().get(usize::from(checked.device)).cloned();
+            let name = device.as_ref().map_or_else(String::new, |device| device.name().to_owned());
+            if let Some(device) = device {
+                device.found_damage();
+            }
+            self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
+        }
+        let mut state = self.scrub.state.lock();
+        state.report.examined += checked.bytes;
+        state.report.errors += u64::from(checked.damage.is_some());
+        let ran = clock.elapsed();
+        if ran >= Duration::from_millis(1) {
+            state.report.elapsed += ran.as_millis() as u64;
+            *clock = Instant::now();
+        }
+        state.report.phase == Phase::Running && !state.leaving
+    }
+
+    /// Waits while it is paused; answers whether it runs on.
+    fn may_go_on(&self, clock: &mut Instant) -> bool {
+        let mut state = self.scrub.state.lock();
+        while state.report.phase == Phase::Paused && !state.leaving {
+            self.scrub.changed.wait(&mut state);
+        }
+        *clock = Instant::now();
+        state.report.phase == Phase::Running && !state.leaving
+    }
+
+    fn end(&self, phase: Phase) {
+        let report = {
+            let mut state = self.scrub.state.lock();
+            if state.report.phase == Phase::Running {
+                (state.report.phase, state.report.ended) = (phase, now());
+            }
+            state.report
+        };
+        if report.phase == Phase::Finished {
+            self.watch.end_scrub();
+            let errors = vec![("errors".to_owned(), report.errors.to_string())];
+            self.watch.note("sysevent.fs.zfs.scrub_finish", errors);
+        }
+        self.told(self.keep(&report));
+        self.scrub.changed.notify_all();
+    }
+
+    /// Answers whether the thread is not needed any more.
+    fn leave(&self) -> bool {
+        let report = self.scrub.report();
+        if matches!(report.phase, Phase::Running | Phase::Paused) {
+            self.told(self.keep(&report));
+        }
+        let mut state = self.scrub.state.lock();
+        state.thread = state.report.phase == Phase::Running && !state.leaving;
+        self.scrub.changed.notify_all();
+        !state.thread
+    }
+
+    /// What cannot be kept is looked at again after the next import.
+    fn told(&self, kept: Result<(), Refusal>) {
+        if let Err(error) = kept {
+            tracing::warn!(%error, "how far the scrub is was not kept");
+        }
+    }
+}

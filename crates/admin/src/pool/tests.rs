@@ -1,0 +1,259 @@
+//! Verbs on pools over a device in memory: verification, damage, properties, history, what is refused.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nacre_pool::FrameKind;
+use nacre_pool::device::{Device, Simulator};
+use nacre_pool::files::{NewInode, ParentView};
+use nacre_pool::frames::{Frames, NewFrame, Owner, Packing, Stream};
+use nacre_pool::rows::{FileType, Inode};
+use nacre_pool::store::Access;
+
+use super::*;
+use crate::{NoMounts, Opening, Silent};
+
+fn opening() -> Opening {
+    let count = AtomicU64::new(1);
+    let entropy = Arc::new(move || count.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+    Opening { host: (1, "here".to_owned()), entropy, cache: 32 << 20, altroot: None, home: PathBuf::from("/") }
+}
+
+fn devices(device: &Arc<Simulator>) -> Vec<Arc<dyn Device>> {
+    vec![Arc::clone(device) as Arc<dyn Device>]
+}
+
+fn create(device: &Arc<Simulator>) -> Imported {
+    Imported::create(devices(device), "tank", opening()).unwrap()
+}
+
+fn open(device: &Arc<Simulator>, access: Access, name: Option<&str>) -> Result<Imported, Refusal> {
+    Imported::open(devices(device), access, name, opening())
+}
+
+fn ask(pool: &Imported, request: Request) -> Result<Answer, Refusal> {
+    run(pool, &NoMounts, request, &mut Silent)
+}
+
+fn status(pool: &Imported) -> Status {
+    match ask(pool, Request::Status { names: true }).unwrap() {
+        Answer::Status(status) => *status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A file in the root directory whose content cannot be compressed.
+fn write(pool: &Imported, name: &str, length: usize) {
+    let dataset = pool.pool.dataset(pool.pool.root().unwrap()).unwrap();
+    let files = dataset.files();
+    let mut state = length as u64 | 1;
+    let content: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(length)
+    .collect();
+    let root = files.root();
+    if files.look_up(&root, name.as_bytes()).is_ok() {
+        files.unlink(&root, name.as_bytes()).unwrap();
+    }
+    let born =
+        |view: &ParentView| Ok(NewInode { row: Inode::new(FileType::Regular, 0o644, view.now), target: None, attributes: Vec::new() });
+    let (inode, _) = files.make(&root, name.as_bytes(), b"", &born).unwrap();
+    files.write(&inode, Some(0), &content).unwrap();
+}
+
+#[test]
+fn a_scrub_finds_what_has_rotted() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    write(&pool, "victim", 200_000);
+    ask(&pool, Request::Sync).unwrap();
+    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, Request::AwaitScrub).unwrap();
+    let clean = status(&pool);
+    assert_eq!((clean.scrub.phase, clean.scrub.errors, clean.damaged), (Phase::Finished, 0, 0));
+    assert!(clean.scrub.examined > 200_000);
+    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    assert_eq!(found.problems, 0);
+    // The largest segment of data holds the file: a bit in its middle.
+    let segment = pool.store.segments().into_iter().find(|segment| segment.stream == nacre_pool::Stream::Data).unwrap();
+    let place = segment.place[0];
+    device.rot((1 << 20) + u64::from(place.slot) * pool.store.slot() + 60_000, 3);
+    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, Request::AwaitScrub).unwrap();
+    let ill = status(&pool);
+    assert_eq!((ill.scrub.phase, ill.scrub.errors, ill.damaged), (Phase::Finished, 1, 1));
+    assert_eq!(ill.names, ["tank:/victim"]);
+    assert_eq!(ill.figures.devices[0].counts.checksum_errors, 1);
+    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    assert_eq!(found.problems, 1);
+    assert!(pool.watch.events(0).iter().any(|event| event.class == "ereport.fs.zfs.checksum"));
+    // It is known after an import as well: how the last scrub ended is kept.
+    pool.export().unwrap();
+    let pool = open(&device, Access::ReadWrite, None).unwrap();
+    let later = status(&pool);
+    assert_eq!((later.scrub, later.damaged, later.names), (ill.scrub, 1, ill.names));
+    ask(&pool, Request::Clear).unwrap();
+    assert_eq!(status(&pool).damaged, 0);
+}
+
+/// What a check says.
+fn findings(pool: &Imported) -> Vec<String> {
+    struct Lines(Vec<String>);
+    impl crate::Progress for Lines {
+        fn note(&mut self, line: &str) -> bool {
+            self.0.push(line.to_owned());
+            true
+        }
+    }
+    let mut lines = Lines(Vec::new());
+    let Answer::Checked(found) = run(pool, &NoMounts, Request::Check, &mut lines).unwrap() else { panic!() };
+    assert_eq!(found.problems, lines.0.len() as u64, "{:?}", lines.0);
+    lines.0
+}
+
+#[test]
+fn a_check_finds_what_is_lost_and_what_nobody_names() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    write(&pool, "file", 200_000);
+    ask(&pool, Request::Sync).unwrap();
+    assert_eq!(findings(&pool), Vec::<String>::new());
+    let content = vec![1; 5000];
+    let frame = NewFrame {
+        stream: Stream::Data,
+        kind: FrameKind::Data,
+        birth: nacre_pool::Txg(1),
+        owner: Owner { dataset: 1, object: 77, offset: 0 },
+        packing: Packing::Off,
+        checksum: nacre_pool::ChecksumKind::Xxh3,
+        content: &content,
+    };
+    let pointer = pool.store.write(&frame).unwrap();
+    let nameless = findings(&pool);
+    assert_eq!(nameless, [format!("frame {}:{} takes room, and nothing names it", pointer.segment, pointer.index)]);
+    // The same segment holds the file's records: the first of them is freed behind the back of its tree.
+    let txg = nacre_pool::Txg(pool.store.durable().0 + 1);
+    pool.store.free_named(pointer.segment, 0, 131_072 + 80, txg);
+    let lost = findings(&pool);
+    assert!(lost.iter().any(|line| *line == format!("frame {}:0 is named by a tree, and free", pointer.segment)), "{lost:?}");
+}
+
+#[test]
+fn a_scrub_is_one_at_a_time() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    for order in [ScrubOrder::Stop, ScrubOrder::Pause] {
+        assert!(ask(&pool, Request::Scrub(order)).unwrap_err().what.contains("there is no active scrub"));
+    }
+    // One that is slow enough to be met.
+    for number in 0..40 {
+        write(&pool, &format!("file{number}"), 100_000);
+    }
+    ask(&pool, Request::Sync).unwrap();
+    device.slow_down(Duration::from_millis(20));
+    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+    if let Err(refusal) = ask(&pool, Request::Scrub(ScrubOrder::Start)) {
+        assert_eq!(refusal.kind, Kind::Busy);
+    }
+    if ask(&pool, Request::Scrub(ScrubOrder::Pause)).is_ok() {
+        assert_eq!(status(&pool).scrub.phase, Phase::Paused);
+        // It waits over an export.
+        device.slow_down(Duration::ZERO);
+        pool.export().unwrap();
+        let pool = open(&device, Access::ReadWrite, None).unwrap();
+        assert_eq!(status(&pool).scrub.phase, Phase::Paused);
+        ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+        ask(&pool, Request::AwaitScrub).unwrap();
+        assert_eq!((status(&pool).scrub.phase, status(&pool).scrub.errors), (Phase::Finished, 0));
+    }
+}
+
+#[test]
+fn properties_are_kept_and_checked() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    let set = |pool: &Imported, name: &str, value: &str| ask(pool, Request::Set { name: name.to_owned(), value: value.to_owned() });
+    for (name, value, said) in [
+        ("nonsense", "1", "cannot set property for 'tank': invalid property 'nonsense'"),
+        ("size", "1", "is readonly"),
+        ("altroot", "/x", "can only be set at creation or import time"),
+        ("autotrim", "perhaps", "must be one of"),
+        ("comment", "a text that is longer than thirty-two bytes", "comment"),
+    ] {
+        let refusal = set(&pool, name, value).unwrap_err();
+        assert!(refusal.what.contains(said), "{name}: {refusal}");
+    }
+    set(&pool, "comment", "kept").unwrap();
+    set(&pool, "autotrim", "on").unwrap();
+    set(&pool, "my:own", "too").unwrap();
+    remember(&pool, 0, "zpool set comment=kept tank");
+    pool.export().unwrap();
+    let pool = open(&device, Access::ReadWrite, Some("other")).unwrap();
+    let Answer::Listed(figures) = ask(&pool, Request::List).unwrap() else { panic!() };
+    for (name, value, source) in [
+        ("name", "other", "-"),
+        ("comment", "kept", "local"),
+        ("autotrim", "on", "local"),
+        ("my:own", "too", "local"),
+        ("health", "ONLINE", "-"),
+    ] {
+        let found = properties::value(&figures, name).unwrap();
+        assert_eq!((found.exact.as_str(), found.source), (value, source), "{name}");
+    }
+    assert!(properties::names(&figures).iter().all(|name| properties::value(&figures, name).is_ok()));
+    set(&pool, "my:own", "").unwrap();
+    let Answer::Listed(figures) = ask(&pool, Request::List).unwrap() else { panic!() };
+    assert!(!properties::names(&figures).contains(&"my:own".to_owned()));
+    let Answer::History(lines) = ask(&pool, Request::History).unwrap() else { panic!() };
+    assert_eq!(
+        lines.iter().map(|line| (line.text.as_str(), line.host.as_str())).collect::<Vec<_>>(),
+        [("zpool set comment=kept tank", "here")]
+    );
+}
+
+#[test]
+fn read_only_means_nothing_is_written() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    write(&pool, "file", 100_000);
+    pool.export().unwrap();
+    let before = device.bytes();
+    let pool = open(&device, Access::ReadOnly, None).unwrap();
+    for request in [Request::Set { name: "comment".to_owned(), value: "x".to_owned() }, Request::Destroy { force: true }] {
+        assert!(ask(&pool, request).unwrap_err().what.contains("pool is read only"));
+    }
+    let Answer::Checked(found) = ask(&pool, Request::Check).unwrap() else { panic!() };
+    assert_eq!((found.problems, found.inodes), (0, 2));
+    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, Request::AwaitScrub).unwrap();
+    ask(&pool, Request::Export { force: false }).unwrap();
+    assert!(device.bytes() == before);
+    assert!(open(&device, Access::ReadOnly, Some("other")).unwrap_err().what.contains("cannot have another name"));
+}
+
+#[test]
+fn a_pool_whose_device_fails_is_let_go_by_force() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    write(&pool, "kept", 50_000);
+    ask(&pool, Request::Sync).unwrap();
+    write(&pool, "lost", 50_000);
+    device.fail_after(0);
+    assert!(ask(&pool, Request::Sync).is_err());
+    let ill = status(&pool);
+    assert_eq!(ill.figures.health, "SUSPENDED");
+    assert!(ill.figures.devices[0].counts.write_errors > 0);
+    assert!(ask(&pool, Request::Export { force: false }).unwrap_err().next.contains("-f"));
+    ask(&pool, Request::Export { force: true }).unwrap();
+}
+
+#[test]
+fn a_pool_that_was_never_finished_is_told_apart() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let new = nacre_pool::store::NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1 };
+    drop(nacre_pool::Store::create(devices(&device), &new).unwrap());
+    let refusal = open(&device, Access::ReadWrite, None).unwrap_err();
+    assert!(refusal.what.contains("was never finished") && refusal.next.contains("create it again"), "{refusal}");
+}

@@ -1,0 +1,79 @@
+//! Why something was not done: a sentence in ZFS' words, what to do next, and a kind from which a command makes its exit code.
+
+use std::fmt;
+
+use nacre_pool::PoolError;
+use serde::{Deserialize, Serialize};
+
+/// The kinds of refusals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// What was named is not there.
+    NotFound,
+    /// What was to be made is there.
+    Exists,
+    /// Somebody uses it.
+    Busy,
+    /// The request makes no sense, or not here.
+    Invalid,
+    /// The pool is full.
+    NoSpace,
+    /// A quota or limit.
+    Quota,
+    /// Not allowed to this user.
+    Permission,
+    /// A device failed, or what it holds is damaged.
+    Io,
+}
+
+/// Why something was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What failed, on what, and why.
+    pub what: String,
+    /// What to do next; may be empty.
+    pub next: String,
+    /// The kind.
+    pub kind: Kind,
+}
+
+impl Refusal {
+    /// A refusal of this kind.
+    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+        Self { what: what.into(), next: String::new(), kind }
+    }
+
+    /// Adds what to do next.
+    #[must_use]
+    pub fn next(mut self, next: impl Into<String>) -> Self {
+        self.next = next.into();
+        self
+    }
+
+    /// An error of the engine while doing something: "cannot create 'p/x'".
+    pub fn pool(doing: impl fmt::Display, error: &PoolError) -> Self {
+        let kind = match error {
+            PoolError::NoSpace => Kind::NoSpace,
+            PoolError::Refused(_) => Kind::Invalid,
+            _ => Kind::Io,
+        };
+        Self::new(kind, format!("{doing}: {error}"))
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+impl From<PoolError> for Refusal {
+    fn from(error: PoolError) -> Self {
+        let mut refusal = Self::pool("", &error);
+        refusal.what = error.to_string();
+        refusal
+    }
+}

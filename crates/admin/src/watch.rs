@@ -1,0 +1,289 @@
+//! What happens to an imported pool, for `pool events` and `pool status`: a bounded list of events, and the damage that was found.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use nacre_pool::Damage;
+use nacre_pool::frames::Owner;
+use parking_lot::{Condvar, Mutex};
+use serde::{Deserialize, Serialize};
+
+/// Events that are kept.
+const EVENTS_MOST: usize = 4096;
+/// Damaged places that are kept by name; more are counted only.
+const DAMAGE_MOST: usize = 4096;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts from 1 at the import.
+    pub number: u64,
+    /// When, seconds since 1970.
+    pub at: u64,
+    /// What kind of event, as `zpool events` has it: `sysevent.fs.zfs.pool_import`, `ereport.fs.zfs.checksum`.
+    pub class: String,
+    /// More about it: names and values.
+    pub details: Vec<(String, String)>,
+}
+
+/// Where something is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Spot {
+    /// The dataset; 0 is the catalog.
+    pub dataset: u64,
+    /// The file; 0 is the dataset's own tree.
+    pub object: u64,
+}
+
+/// Damaged frames by their names: what is met again is counted once.
+#[derive(Debug, Default)]
+struct Frames {
+    owned: BTreeMap<Spot, BTreeSet<(u32, u32)>>,
+    /// Those whose owner is not known.
+    lost: BTreeSet<(u32, u32)>,
+    /// How many are not kept by name.
+    more: u64,
+}
+
+impl Frames {
+    fn contain(&self, name: (u32, u32)) -> bool {
+        self.lost.contains(&name) || self.owned.values().any(|frames| frames.contains(&name))
+    }
+
+    fn kept(&self) -> usize {
+        self.owned.values().map(BTreeSet::len).sum::<usize>() + self.lost.len()
+    }
+
+    /// Answers whether it was not there.
+    fn add(&mut self, name: (u32, u32), spot: Option<Spot>) -> bool {
+        if self.contain(name) {
+            return false;
+        }
+        match spot {
+            _ if self.kept() >= DAMAGE_MOST => self.more += 1,
+            Some(spot) => drop(self.owned.entry(spot).or_default().insert(name)),
+            None => drop(self.lost.insert(name)),
+        }
+        true
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    last: u64,
+    damage: Frames,
+    /// What was found before the scrub that runs: it counts until the scrub has looked everywhere.
+    before: Frames,
+}
+
+/// Events and damage.
+#[derive(Debug, Default)]
+pub struct Watch {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What is known of damage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Damaged files and trees, each with how many of its frames.
+    pub spots: Vec<(Spot, u64)>,
+    /// Damaged frames whose owner is not known: segment and number.
+    pub lost: Vec<(u32, u32)>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+impl Found {
+    /// How many frames are damaged.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.spots.iter().map(|(_, frames)| frames).sum::<u64>() + self.lost.len() as u64 + self.more
+    }
+}
+
+impl Watch {
+    /// Notes an event.
+    pub fn note(&self, class: &str, details: Vec<(String, String)>) {
+        let mut state = self.state.lock();
+        state.last += 1;
+        let event = Event { number: state.last, at: crate::imported::now(), class: class.to_owned(), details };
+        if state.events.len() == EVENTS_MOST {
+            state.events.pop_front();
+        }
+        state.events.push_back(event);
+        self.changed.notify_all();
+    }
+
+    /// The events after the one of this number.
+    #[must_use]
+    pub fn events(&self, after: u64) -> Vec<Event> {
+        self.state.lock().events.iter().filter(|event| event.number > after).cloned().collect()
+    }
+
+    /// The events after the one of this number, waited for if there is none yet; none after the time given.
+    #[must_use]
+    pub fn wait(&self, after: u64, most: Duration) -> Vec<Event> {
+        let mut state = self.state.lock();
+        if state.last <= after {
+            // Awake without an event is no harm: whoever waits looks again.
+            let _ = self.changed.wait_for(&mut state, most);
+        }
+        state.events.iter().filter(|event| event.number > after).cloned().collect()
+    }
+
+    /// Forgets all events.
+    pub fn clear_events(&self) {
+        self.state.lock().events.clear();
+    }
+
+    /// A frame is damaged. Answers whether that is new.
+    pub fn damaged(&self, name: (u32, u32), owner: Option<Owner>, device: &str, damage: Option<&Damage>) -> bool {
+        let new = {
+            let mut state = self.state.lock();
+            let known = state.before.contain(name);
+            state.damage.add(name, owner.map(|owner| Spot { dataset: owner.dataset, object: owner.object })) && !known
+        };
+        if new {
+            let class = if damage.is_some() { "ereport.fs.zfs.checksum" } else { "ereport.fs.zfs.io" };
+            let mut details = vec![
+                ("vdev_path".to_owned(), device.to_owned()),
+                ("frame".to_owned(), format!("{}:{}", name.0, name.1)),
+                ("reason".to_owned(), damage.map_or_else(|| "the device cannot read it".to_owned(), ToString::to_string)),
+            ];
+            if let Some(owner) = owner {
+                details.extend([
+                    ("dataset".to_owned(), owner.dataset.to_string()),
+                    ("object".to_owned(), owner.object.to_string()),
+                    ("offset".to_owned(), owner.offset.to_string()),
+                ]);
+            }
+            self.note(class, details);
+        }
+        new
+    }
+
+    /// The damage that is known.
+    #[must_use]
+    pub fn damage(&self) -> Found {
+        let state = self.state.lock();
+        let mut all = Frames { more: state.damage.more.max(state.before.more), ..Frames::default() };
+        for frames in [&state.damage, &state.before] {
+            for (spot, names) in &frames.owned {
+                names.iter().for_each(|name| {
+                    all.add(*name, Some(*spot));
+                });
+            }
+        }
+        for frames in [&state.damage, &state.before] {
+            frames.lost.iter().for_each(|name| {
+                all.add(*name, None);
+            });
+        }
+        Found {
+            spots: all.owned.into_iter().map(|(spot, names)| (spot, names.len() as u64)).collect(),
+            lost: all.lost.into_iter().collect(),
+            more: all.more,
+        }
+    }
+
+    /// What is known of damage, as a text of at most so many bytes that [`Self::take_up`] reads after the next import.
+    #[must_use]
+    pub fn kept(&self, most: usize) -> String {
+        let state = self.state.lock();
+        let mut words: Vec<String> = Vec::new();
+        for frames in [&state.damage, &state.before] {
+            let owned = frames
+                .owned
+                .iter()
+                .flat_map(|(spot, names)| names.iter().map(move |name| (*name, format!("{}:{}", spot.dataset, spot.object))));
+            let lost = frames.lost.iter().map(|name| (*name, String::new()));
+            words.extend(owned.chain(lost).map(|((segment, index), owner)| format!("{segment}:{index}:{owner}")));
+        }
+        words.sort();
+        words.dedup();
+        let mut length = 0;
+        words.retain(|word| {
+            length += word.len() + 1;
+            length <= most
+        });
+        words.join(" ")
+    }
+
+    /// Takes up what was known before. What cannot be read (another version has written it) is found again by a scrub.
+    pub fn take_up(&self, kept: &str) {
+        let mut state = self.state.lock();
+        for word in kept.split(' ') {
+            let numbers: Vec<Option<u64>> = word.split(':').map(|number| number.parse().ok()).collect();
+            let name = |segment: u64, index: u64| Some((u32::try_from(segment).ok()?, u32::try_from(index).ok()?));
+            match numbers.as_slice() {
+                [Some(segment), Some(index), Some(dataset), Some(object)] => {
+                    let spot = Spot { dataset: *dataset, object: *object };
+                    name(*segment, *index).map(|name| state.damage.add(name, Some(spot)));
+                }
+                [Some(segment), Some(index), ..] => {
+                    name(*segment, *index).map(|name| state.damage.add(name, None));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Everything is looked at from now on.
+    pub fn begin_scrub(&self) {
+        let mut state = self.state.lock();
+        let now = std::mem::take(&mut state.damage);
+        for (spot, names) in now.owned {
+            names.into_iter().for_each(|name| {
+                state.before.add(name, Some(spot));
+            });
+        }
+        now.lost.into_iter().for_each(|name| {
+            state.before.add(name, None);
+        });
+        state.before.more += now.more;
+    }
+
+    /// Everything was looked at: what was known before and not met again is gone.
+    pub fn end_scrub(&self) {
+        self.state.lock().before = Frames::default();
+    }
+
+    /// Forgets the damage: it is gone, or will be found again.
+    pub fn clear_damage(&self) {
+        let mut state = self.state.lock();
+        (state.damage, state.before) = (Frames::default(), Frames::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damage_is_counted_once() {
+        let watch = Watch::default();
+        let owner = Owner { dataset: 1, object: 5, offset: 0 };
+        assert!(watch.damaged((1, 2), Some(owner), "disk", Some(&Damage::Checksum)));
+        assert!(!watch.damaged((1, 2), Some(owner), "disk", Some(&Damage::Checksum)));
+        assert!(!watch.damaged((1, 2), None, "disk", None));
+        assert!(watch.damaged((1, 3), None, "disk", Some(&Damage::Header)));
+        let found = watch.damage();
+        assert_eq!((found.count(), found.spots.len(), found.lost.len()), (2, 1, 1));
+        assert_eq!(watch.events(0).len(), 2);
+        assert_eq!(watch.wait(1, Duration::ZERO).len(), 1);
+        let after = Watch::default();
+        after.take_up(&watch.kept(1000));
+        assert_eq!(after.damage(), watch.damage());
+        after.take_up("nonsense 1 1:x:3 99999999999:1:1:1");
+        assert_eq!((after.damage(), watch.kept(5)), (watch.damage(), String::new()));
+        watch.begin_scrub();
+        assert_eq!(watch.damage().count(), 2);
+        assert!(!watch.damaged((1, 3), None, "disk", Some(&Damage::Header)));
+        watch.end_scrub();
+        assert_eq!(watch.damage().count(), 1);
+        watch.clear_damage();
+        assert_eq!(watch.damage(), Found::default());
+    }
+}

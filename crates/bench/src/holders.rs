@@ -1,0 +1,137 @@
+//! The processes that have an image open: whoever serves the pool in it, whatever it is called. Read from `/proc`, never remembered.
+//!
+//! Called by `pools`, `undo` and `mounted`. Invariant: only processes that hold a file of the bench are ever ended.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::failure::{Doing, Failure};
+
+/// How long a killed process may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The processes that have `image` open, without this one. None if there is no such file.
+pub fn of(image: &Path) -> Result<Vec<Pid>, Failure> {
+    let wanted = match fs::canonicalize(image) {
+        Ok(path) => path,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Failure::io("looking at", image, error)),
+    };
+    let (processes, mut holders) = (Path::new("/proc"), Vec::new());
+    for entry in fs::read_dir(processes).doing("listing", processes)? {
+        let process = entry.doing("listing", processes)?;
+        let number = process.file_name();
+        let number = std::str::from_utf8(number.as_bytes()).ok().and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+        // A process may end at any moment, and those of others may not be looked into: neither serves a pool of ours.
+        let (Some(number), Ok(files)) = (number, fs::read_dir(process.path().join("fd"))) else { continue };
+        // The text of the link only: following it would ask every file system, and one that hangs would stop us.
+        let holds = files.flatten().any(|file| fs::read_link(file.path()).is_ok_and(|path| path == wanted));
+        if holds && number != rustix::process::getpid() {
+            holders.push(number);
+        }
+    }
+    Ok(holders)
+}
+
+/// Whether the process has ended with all its threads, so that its locks are gone as well.
+fn is_gone(process: Pid) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) else { return true };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    // Nobody may have waited for it yet.
+    field("State:").is_some_and(|state| state.starts_with(['Z', 'X'])) && field("Threads:").is_none_or(|count| count == "1")
+}
+
+/// Asks whoever has `image` open to end, and kills who does not in time.
+pub fn end(image: &Path) -> Result<(), Failure> {
+    let (start, holders) = (Instant::now(), of(image)?);
+    for holder in &holders {
+        match rustix::process::kill_process(*holder, Signal::TERM) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+            Err(error) => return Err(Failure::new(format!("ending process {holder}: {error}"))),
+        }
+    }
+    while start.elapsed() < PATIENCE && !holders.iter().all(|holder| is_gone(*holder)) {
+        thread::sleep(Duration::from_millis(2));
+    }
+    kill(image)
+}
+
+/// Kills whoever has `image` open, and waits until they have ended.
+pub fn kill(image: &Path) -> Result<(), Failure> {
+    let (start, mut killed) = (Instant::now(), Vec::new());
+    loop {
+        let holders = of(image)?;
+        killed.retain(|process| !is_gone(*process));
+        if holders.is_empty() && killed.is_empty() {
+            return Ok(());
+        }
+        for holder in &holders {
+            if !killed.contains(holder) {
+                killed.push(*holder);
+            }
+            match rustix::process::kill_process(*holder, Signal::KILL) {
+                // Gone by itself.
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(Failure::new(format!("killing process {holder}: {error}"))),
+            }
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Failure::new(format!("{} is still held by a process that was killed", image.display())));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The most memory that those who have `image` open have ever used, bytes; `None` if nobody has it open.
+pub fn memory(image: &Path) -> Result<Option<u64>, Failure> {
+    let mut most = None;
+    for holder in of(image)? {
+        let path = format!("/proc/{holder}/status");
+        let Ok(status) = fs::read_to_string(&path) else { continue };
+        most = Some(most.unwrap_or(0) + high_water(&status).unwrap_or(0));
+    }
+    Ok(most)
+}
+
+/// `VmHWM` of a process's status, bytes.
+fn high_water(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_that_holds_the_file_is_found_and_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
+        fs::write(&image, "x").unwrap();
+        assert!(of(&image).unwrap().is_empty() && of(&directory.path().join("none")).unwrap().is_empty());
+        let script = "exec 3< \"$0\"; echo open; read line";
+        let mut child = Command::new("sh").args(["-c", script]).arg(&image).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(of(&image).unwrap(), [Pid::from_child(&child)]);
+        assert!(memory(&image).unwrap().is_some_and(|bytes| bytes > 0));
+        kill(&image).unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(memory(&image), Ok(None));
+        end(&image).unwrap();
+    }
+
+    #[test]
+    fn the_most_memory_is_read() {
+        assert_eq!(high_water("Name:\tx\nVmHWM:\t    12 kB\nVmRSS:\t 3 kB\n"), Some(12 * 1024));
+        assert_eq!(high_water("Name:\tx\n"), None);
+    }
+}

@@ -1,0 +1,21 @@
+//! `nacre fs`, and `zfs`: the command lines of file systems in pools, and how answers look. What the verbs mean is in `nacre_admin::fs`; here is
+//! neither a pool nor a mount.
+//!
+//! ```text
+//!  command  the command line                         run    asks the processes that own the pools, prints
+//!  words    what stands in it: names, properties     list   tables and JSON of list and get
+//!  owners   names of users and groups                diff   lines of diff
+//!  value    values as people read them
+//! ```
+
+pub mod command;
+mod diff;
+mod json;
+mod list;
+mod owners;
+pub mod run;
+mod space;
+#[cfg(test)]
+mod tests;
+mod value;
+pub mod words;

@@ -1,0 +1,549 @@
+//! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out. The letters are ZFS'.
+
+use super::words;
+use crate::{commands::Order, failure::Failure};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use nacre_admin::fs::{Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types};
+
+/// What to do with file systems.
+#[derive(Debug)]
+pub enum FsOrder {
+    /// A table of objects, or of their properties.
+    Show(Show),
+    /// One request to one pool.
+    Ask {
+        /// The pool.
+        pool: String,
+        /// The request.
+        request: Request,
+    },
+    /// Destroy, and tell what goes.
+    Destroy {
+        /// What.
+        what: ToDestroy,
+        /// Tell it.
+        verbose: bool,
+        /// For scripts.
+        parsable: bool,
+    },
+    /// Properties of file systems that may be in several pools.
+    Set(ToSet),
+    /// Snapshots, of which those of one pool are taken at one moment.
+    Snapshot(ToSnapshot),
+    /// Holds.
+    Hold(ToHold),
+    /// Show holds.
+    Holds {
+        /// Of these.
+        snapshots: Vec<String>,
+        /// And below.
+        recursive: bool,
+        /// How.
+        form: Form,
+    },
+    /// Show what is mounted.
+    Mounted {
+        /// As JSON.
+        json: bool,
+    },
+    /// Mount everything of all pools.
+    MountAll(ToMount),
+    /// Unmount: a name, a path, or everything of all pools.
+    Unmount {
+        /// What; `None`: all.
+        what: Option<String>,
+        /// Even in use.
+        force: bool,
+    },
+    /// What has changed.
+    Diff {
+        /// The pool.
+        pool: String,
+        /// The snapshot.
+        from: String,
+        /// The later one.
+        to: Option<String>,
+        /// How.
+        form: DiffForm,
+    },
+    /// What owners use.
+    Space(super::space::SpaceOrder),
+}
+
+/// How tables look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// No headings, one tab between columns.
+    pub scripted: bool,
+    /// Exact numbers.
+    pub exact: bool,
+    /// JSON.
+    pub json: bool,
+}
+
+/// How `diff` looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiffForm {
+    /// A letter for the type.
+    pub types: bool,
+    /// Tabs, no arrows.
+    pub scripted: bool,
+    /// The time of the change.
+    pub times: bool,
+}
+
+/// A table of objects.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Show {
+    /// What is asked, without names.
+    pub listing: Listing,
+    /// Of what; nothing: of all pools.
+    pub names: Vec<String>,
+    /// How.
+    pub form: Form,
+    /// In which order: properties, and whether the greatest comes first.
+    pub order: Vec<(String, bool)>,
+    /// What `get` shows, and of which sources; `None`: the table of `list`.
+    pub get: Option<Get>,
+}
+
+/// What `get` shows of each value.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Get {
+    /// Its columns: name, property, value, received, source.
+    pub fields: Vec<String>,
+    /// Only values from these sources; nothing: from all.
+    pub sources: Vec<String>,
+}
+
+fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
+}
+
+fn value(letter: char, name: &'static str, shown: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).short(letter).value_name(shown).action(ArgAction::Append).help(help)
+}
+
+fn words_of(name: &'static str, least: usize, help: &'static str) -> Arg {
+    Arg::new(name).num_args(least..).required(least > 0).action(ArgAction::Append).help(help)
+}
+
+fn word(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).required(true).help(help)
+}
+
+fn properties() -> Arg {
+    value('o', "properties", "PROPERTY=VALUE", "A property that it is made with")
+}
+
+fn json() -> Arg {
+    Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON")
+}
+
+fn view(command: Command) -> Command {
+    command
+        .arg(flag('H', "scripted", "No headings, one tab between columns"))
+        .arg(flag('p', "exact", "Exact numbers"))
+        .arg(json())
+        .arg(flag('r', "recursive", "Of everything below as well"))
+        .arg(
+            Arg::new("depth")
+                .short('d')
+                .value_name("DEPTH")
+                .value_parser(value_parser!(u64))
+                .help("So far below; 1: children and own snapshots"),
+        )
+        .arg(value('t', "types", "TYPE[,TYPE...]", "Which: filesystem, snapshot, bookmark, all"))
+}
+
+/// The command line of `nacre fs`.
+pub fn command() -> Command {
+    Command::new("fs")
+        .about("File systems in pools: snapshots, clones, quotas, properties")
+        .after_help(
+            "Examples:\n  nacre fs create -o compression=zstd tank/home\n  nacre fs snapshot -r tank@today\n  nacre fs list -t all -r tank\n  nacre fs set quota=10G tank/home\n  nacre fs rollback tank/home@today\n\nCalled as `zfs`, the program takes the same command lines.",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .disable_help_subcommand(true)
+        // Verbs that we do not have are refused with a reason.
+        .allow_external_subcommands(true)
+        .subcommands(lives())
+        .subcommands(shows())
+        .subcommands(snapshots())
+        .subcommands(mounts())
+}
+
+fn lives() -> [Command; 6] {
+    [
+        Command::new("create")
+            .about("Make a file system")
+            .after_help("Examples:\n  nacre fs create tank/home\n  nacre fs create -p -o mountpoint=/srv/data tank/srv/data")
+            .arg(flag('p', "parents", "Make those above it that are missing; be content where it is there"))
+            .arg(flag('u', "unmounted", "Do not mount it"))
+            .arg(properties())
+            .arg(word("FILESYSTEM", "Its name: POOL/NAME")),
+        Command::new("destroy")
+            .about("Destroy file systems, snapshots, bookmarks")
+            .after_help("Examples:\n  nacre fs destroy tank/old\n  nacre fs destroy -nv tank/home@a%c\n  nacre fs destroy -r tank/home@a,b\n  nacre fs destroy tank/home#mark\n\nAlways look with -nv first: what is destroyed is lost.")
+            .arg(flag('r', "recursive", "With everything below; of snapshots, those of the same names below"))
+            .arg(flag('R', "clones", "With all clones, wherever they are"))
+            .arg(flag('f', "force", "Unmount even what is in use"))
+            .arg(flag('n', "dry", "Destroy nothing; with -v, say what would be"))
+            .arg(flag('v', "verbose", "Say what goes, and what that frees"))
+            .arg(flag('p', "parsable", "Say it for scripts"))
+            .arg(flag('d', "deferred", "Snapshots that are held or cloned go when nothing needs them any more"))
+            .arg(word("WHAT", "FILESYSTEM, FILESYSTEM@SNAPSHOT[,...], FILESYSTEM@FIRST%LAST, FILESYSTEM#BOOKMARK")),
+        Command::new("clone")
+            .about("Make a file system that begins as a snapshot")
+            .after_help("Examples:\n  nacre fs clone tank/home@today tank/trial")
+            .arg(flag('p', "parents", "Make the file systems above it that are missing"))
+            .arg(flag('u', "unmounted", "Do not mount it"))
+            .arg(properties())
+            .arg(word("SNAPSHOT", "Where it begins"))
+            .arg(word("FILESYSTEM", "Its name")),
+        Command::new("promote")
+            .about("Make a clone independent: what it came from becomes its clone")
+            .after_help("Examples:\n  nacre fs promote tank/trial")
+            .arg(word("FILESYSTEM", "The clone")),
+        Command::new("rename")
+            .about("Give a file system or snapshot another name")
+            .after_help("Examples:\n  nacre fs rename tank/trial tank/home2\n  nacre fs rename -r tank@today tank@yesterday")
+            .arg(flag('p', "parents", "Make the file systems above it that are missing"))
+            .arg(flag('r', "recursive", "Snapshots of this name of everything below as well"))
+            .arg(flag('u', "unmounted", "Leave mounts where they are"))
+            .arg(flag('f', "force", "Unmount even what is in use"))
+            .arg(word("FROM", "What"))
+            .arg(word("TO", "Its new name; of a snapshot also @NAME alone")),
+        Command::new("upgrade")
+            .about("Nothing to do: file systems have the pool's format")
+            .hide(true)
+            .arg(words_of("REST", 0, "").allow_hyphen_values(true)),
+    ]
+}
+
+fn shows() -> [Command; 6] {
+    let space = |name: &'static str, about: &'static str| {
+        Command::new(name)
+            .about(about)
+            .after_help(format!("Examples:\n  nacre fs {name} tank/home\n  nacre fs {name} -n -o name,used,quota -S used tank/home"))
+            .arg(flag('n', "numeric", "Numbers instead of names"))
+            .arg(flag('H', "scripted", "No headings, one tab between columns"))
+            .arg(flag('p', "exact", "Exact numbers"))
+            .arg(flag('i', "translate", "Taken for ZFS' sake: names are those of this system anyway"))
+            .arg(value('o', "columns", "FIELD[,FIELD...]", "type, name, used, quota, objused, objquota"))
+            .arg(value('s', "ascending", "FIELD", "Sort by it"))
+            .arg(value('S', "descending", "FIELD", "Sort by it, the greatest first"))
+            .arg(value('t', "types", "TYPE[,TYPE...]", "all, posixuser, posixgroup"))
+            .arg(word("WHAT", "A file system or snapshot"))
+    };
+    [
+        view(Command::new("list").visible_alias("ls"))
+            .about("List file systems, snapshots, bookmarks")
+            .after_help("Examples:\n  nacre fs list\n  nacre fs list -r -t all tank\n  nacre fs list -o space\n  nacre fs list -Hp -o name,used -S used\n  nacre fs list -t snapshot tank/home")
+            .arg(value('o', "columns", "PROPERTY[,PROPERTY...]", "Which columns [default: name,used,available,referenced,mountpoint]; space: what uses space"))
+            .arg(value('s', "ascending", "PROPERTY", "Sort by it"))
+            .arg(value('S', "descending", "PROPERTY", "Sort by it, the greatest first"))
+            .arg(words_of("WHAT", 0, "Of what [default: everything]")),
+        view(Command::new("get"))
+            .about("Show properties")
+            .after_help("Examples:\n  nacre fs get all tank/home\n  nacre fs get -r -s local,received quota,compression tank\n  nacre fs get -Hp -o value used tank/home\n  nacre fs get userused@alice tank/home")
+            .arg(value('o', "fields", "FIELD[,FIELD...]", "name, property, value, received, source, all"))
+            .arg(value('s', "sources", "SOURCE[,SOURCE...]", "Only values that are: local, received, temporary, inherited, default, none"))
+            .arg(word("PROPERTIES", "all, or PROPERTY[,PROPERTY...]"))
+            .arg(words_of("WHAT", 0, "Of what [default: everything]")),
+        Command::new("set")
+            .about("Set properties")
+            .after_help("Examples:\n  nacre fs set quota=10G compression=zstd tank/home\n  nacre fs set userquota@alice=1G tank/home\n  nacre fs set backup:policy=daily tank/home")
+            .arg(words_of("ARGUMENT", 2, "PROPERTY=VALUE..., then file systems")),
+        Command::new("inherit")
+            .about("Take own values of a property away")
+            .after_help("Examples:\n  nacre fs inherit compression tank/home\n  nacre fs inherit -r atime tank")
+            .arg(flag('r', "recursive", "Of everything below as well"))
+            .arg(flag('S', "received", "Go back to what was received"))
+            .arg(word("PROPERTY", "Which"))
+            .arg(words_of("FILESYSTEM", 1, "Of what")),
+        space("userspace", "Show what users use"),
+        space("groupspace", "Show what groups use"),
+    ]
+}
+
+fn snapshots() -> [Command; 7] {
+    [
+        Command::new("snapshot")
+            .visible_alias("snap")
+            .about("Take snapshots, all of them at one moment")
+            .after_help("Examples:\n  nacre fs snapshot tank/home@today\n  nacre fs snapshot -r tank@today\n  nacre fs snapshot tank/db@a tank/log@a")
+            .arg(flag('r', "recursive", "Of everything below as well"))
+            .arg(properties())
+            .arg(words_of("SNAPSHOT", 1, "FILESYSTEM@NAME")),
+        Command::new("rollback")
+            .about("Make a file system what a snapshot is: what was written since is lost")
+            .after_help("Examples:\n  nacre fs rollback tank/home@today\n  nacre fs rollback -r tank/home@yesterday")
+            .arg(flag('r', "recursive", "Destroy newer snapshots and bookmarks"))
+            .arg(flag('R', "clones", "And the clones of these"))
+            .arg(flag('f', "force", "Unmount even what is in use"))
+            .arg(word("SNAPSHOT", "Which")),
+        Command::new("bookmark")
+            .about("Remember the moment of a snapshot without its content")
+            .after_help("Examples:\n  nacre fs bookmark tank/home@today tank/home#today")
+            .arg(word("SNAPSHOT", "A snapshot, or another bookmark"))
+            .arg(word("BOOKMARK", "FILESYSTEM#NAME, or #NAME")),
+        Command::new("hold")
+            .about("Keep snapshots from being destroyed")
+            .after_help("Examples:\n  nacre fs hold keep tank/home@today\n  nacre fs hold -r keep tank@today")
+            .arg(flag('r', "recursive", "Those of the same names of everything below as well"))
+            .arg(word("TAG", "Whose hold it is"))
+            .arg(words_of("SNAPSHOT", 1, "Which")),
+        Command::new("holds")
+            .about("Show who holds snapshots")
+            .after_help("Examples:\n  nacre fs holds tank/home@today\n  nacre fs holds -rH tank@today")
+            .arg(flag('r', "recursive", "Those of the same names of everything below as well"))
+            .arg(flag('H', "scripted", "No headings, one tab between columns"))
+            .arg(flag('p', "exact", "Times as seconds since 1970"))
+            .arg(json())
+            .arg(words_of("SNAPSHOT", 1, "Which")),
+        Command::new("release")
+            .about("Let go of held snapshots")
+            .after_help("Examples:\n  nacre fs release keep tank/home@today")
+            .arg(flag('r', "recursive", "Those of the same names of everything below as well"))
+            .arg(word("TAG", "Whose hold it is"))
+            .arg(words_of("SNAPSHOT", 1, "Which")),
+        Command::new("diff")
+            .about("Show what has changed since a snapshot")
+            .after_help("Examples:\n  nacre fs diff tank/home@today\n  nacre fs diff -F tank/home@a tank/home@b\n\nM modified, + new, - gone, R renamed")
+            .arg(flag('F', "types", "The type of each file, as ls -F shows it"))
+            .arg(flag('H', "scripted", "Tabs, no arrows"))
+            .arg(flag('t', "times", "The time of each change"))
+            .arg(flag('h', "plain", "Taken for ZFS' sake: names are shown as they are where they are printable"))
+            .disable_help_flag(true)
+            .arg(Arg::new("help").long("help").action(ArgAction::Help).help("Print help"))
+            .arg(word("SNAPSHOT", "Since when"))
+            .arg(Arg::new("TO").help("Until when: a later snapshot or the file system [default: now]")),
+    ]
+}
+
+fn mounts() -> [Command; 2] {
+    [
+        Command::new("mount")
+            .about("Mount file systems, or show what is mounted")
+            .after_help("Examples:\n  nacre fs mount\n  nacre fs mount tank/home\n  nacre fs mount -a\n  nacre fs mount -o ro tank/home")
+            .arg(flag('a', "all", "All whose properties ask for it"))
+            .arg(flag('O', "overlay", "Over directories that are not empty as well"))
+            .arg(flag('f', "force", "Taken for ZFS' sake"))
+            .arg(flag('v', "verbose", "Taken for ZFS' sake"))
+            .arg(json())
+            .arg(value(
+                'o',
+                "words",
+                "WORD[,WORD...]",
+                "For this mount only: ro, rw, exec, noexec, suid, nosuid, dev, nodev, atime, noatime",
+            ))
+            .arg(Arg::new("FILESYSTEM").conflicts_with("all").help("Which [default: show what is mounted]")),
+        Command::new("unmount")
+            .visible_alias("umount")
+            .about("Unmount file systems")
+            .after_help("Examples:\n  nacre fs unmount tank/home\n  nacre fs unmount /srv/data\n  nacre fs unmount -a")
+            .arg(flag('a', "all", "All of them"))
+            .arg(flag('f', "force", "Even while they are in use"))
+            .arg(Arg::new("WHAT").required_unless_present("all").conflicts_with("all").help("A file system, or where it is mounted")),
+    ]
+}
+
+fn text(matches: &ArgMatches, name: &str) -> String {
+    matches.get_one::<String>(name).cloned().unwrap_or_default()
+}
+
+fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
+    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
+}
+
+/// Lists between commas, one behind the other.
+fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
+    texts(matches, name).iter().flat_map(|list| list.split(',')).filter(|one| !one.is_empty()).map(ToOwned::to_owned).collect()
+}
+
+fn form(matches: &ArgMatches) -> Form {
+    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact"), json: matches.get_flag("json") }
+}
+
+/// Reads what `clap` has matched.
+///
+/// # Errors
+/// A value that does not fit, or options that cannot go together.
+pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+    let Some((verb, matches)) = matches.subcommand() else {
+        return Err(Failure::usage("a command is needed").next("nacre fs --help lists them"));
+    };
+    Ok(Order::Fs(of_verb(verb, matches)?))
+}
+
+fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
+    let has = |name: &str| matches.get_flag(name);
+    Ok(match verb {
+        "create" | "clone" => {
+            let from = (verb == "clone").then(|| text(matches, "SNAPSHOT"));
+            let name = text(matches, "FILESYSTEM");
+            let properties = words::assignments(&texts(matches, "properties"))?;
+            let create = ToCreate { name, from, parents: has("parents"), unmounted: has("unmounted"), properties };
+            words::same_pool(create.from.as_deref(), &create.name)?;
+            ask(&create.name.clone(), Request::Create(create))
+        }
+        "destroy" => FsOrder::Destroy {
+            what: ToDestroy {
+                target: text(matches, "WHAT"),
+                recursive: has("recursive"),
+                clones: has("clones"),
+                force: has("force"),
+                deferred: has("deferred"),
+                dry: has("dry"),
+                keep_below: false,
+            },
+            verbose: has("verbose"),
+            parsable: has("parsable"),
+        },
+        "promote" => ask(&text(matches, "FILESYSTEM"), Request::Promote(text(matches, "FILESYSTEM"))),
+        "rename" => {
+            let (from, to) = (text(matches, "FROM"), text(matches, "TO"));
+            let rename = ToRename {
+                from,
+                to,
+                parents: has("parents"),
+                recursive: has("recursive"),
+                unmounted: has("unmounted"),
+                force: has("force"),
+            };
+            words::renamed_within(&rename)?;
+            ask(&rename.from.clone(), Request::Rename(rename))
+        }
+        "list" => FsOrder::Show(list(matches)?),
+        "get" => FsOrder::Show(get(matches)?),
+        "set" => FsOrder::Set(words::settings(&texts(matches, "ARGUMENT"))?),
+        "inherit" => {
+            FsOrder::Set(words::inheritance(&text(matches, "PROPERTY"), texts(matches, "FILESYSTEM"), has("recursive"), has("received"))?)
+        }
+        "userspace" | "groupspace" => FsOrder::Space(super::space::order(verb == "groupspace", matches)?),
+        "snapshot" => {
+            if matches.contains_id("properties") {
+                return Err(Failure::usage("cannot create snapshot: snapshots have no properties of their own")
+                    .next("set them on the file system: its snapshots show them as well"));
+            }
+            FsOrder::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive") })
+        }
+        "rollback" => {
+            let snapshot = text(matches, "SNAPSHOT");
+            let what = ToRollBack { snapshot: snapshot.clone(), newer: has("recursive"), clones: has("clones"), force: has("force") };
+            ask(&snapshot, Request::RollBack(what))
+        }
+        "bookmark" => {
+            let (of, name) = (text(matches, "SNAPSHOT"), text(matches, "BOOKMARK"));
+            let name = if name.starts_with('#') { format!("{}{name}", of.split(['@', '#']).next().unwrap_or_default()) } else { name };
+            ask(&of.clone(), Request::Bookmark { of, name })
+        }
+        "hold" | "release" => {
+            let (tag, snapshots) = (text(matches, "TAG"), texts(matches, "SNAPSHOT"));
+            FsOrder::Hold(ToHold { tag, snapshots, recursive: has("recursive"), release: verb == "release" })
+        }
+        "holds" => FsOrder::Holds { snapshots: texts(matches, "SNAPSHOT"), recursive: has("recursive"), form: form(matches) },
+        "diff" => {
+            let (from, to) = (text(matches, "SNAPSHOT"), matches.get_one::<String>("TO").cloned());
+            let to = to.map(|to| if to.starts_with('@') { format!("{}{to}", from.split('@').next().unwrap_or_default()) } else { to });
+            let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
+            FsOrder::Diff { pool: words::pool(&from).to_owned(), from, to, form }
+        }
+        "mount" => mount(matches),
+        "unmount" => FsOrder::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
+        other => return Err(words::not_here(other)),
+    })
+}
+
+fn ask(name: &str, request: Request) -> FsOrder {
+    FsOrder::Ask { pool: words::pool(name).to_owned(), request }
+}
+
+fn mount(matches: &ArgMatches) -> FsOrder {
+    let what = ToMount {
+        name: matches.get_one::<String>("FILESYSTEM").cloned(),
+        words: listed(matches, "words"),
+        overlay: matches.get_flag("overlay"),
+    };
+    match (&what.name, matches.get_flag("all")) {
+        (Some(name), _) => ask(&name.clone(), Request::Mount(what)),
+        (None, true) => FsOrder::MountAll(what),
+        (None, false) => FsOrder::Mounted { json: matches.get_flag("json") },
+    }
+}
+
+fn depth(matches: &ArgMatches, names: &[String], types: Option<Types>) -> Option<u64> {
+    let given = matches.get_one::<u64>("depth").copied();
+    let only = |types: Types| (types.snapshots || types.bookmarks) && !types.filesystems;
+    match given {
+        Some(depth) => Some(depth),
+        None if matches.get_flag("recursive") || names.is_empty() => None,
+        // `list -t snapshot NAME`: those of NAME.
+        None if types.is_some_and(only) => Some(1),
+        None => Some(0),
+    }
+}
+
+fn list(matches: &ArgMatches) -> Result<Show, Failure> {
+    let names = texts(matches, "WHAT");
+    let mut columns = listed(matches, "columns");
+    let space = columns.iter().any(|column| column == "space");
+    if columns.is_empty() {
+        columns = ["name", "used", "available", "referenced", "mountpoint"].map(str::to_owned).to_vec();
+    }
+    if space {
+        let all = ["name", "available", "used", "usedbysnapshots", "usedbydataset", "usedbyrefreservation", "usedbychildren"];
+        columns =
+            columns.into_iter().flat_map(|column| if column == "space" { all.map(str::to_owned).to_vec() } else { vec![column] }).collect();
+    }
+    let given = listed(matches, "types");
+    let types = match given.is_empty() {
+        false => Some(words::types(&given)?),
+        // Space is about file systems.
+        true if space => Some(Types { filesystems: true, ..Types::default() }),
+        true => None,
+    };
+    let order = sorting(matches);
+    for name in columns.iter().chain(order.iter().map(|(name, _)| name)) {
+        words::check_column(name)?;
+    }
+    let depth = depth(matches, &names, if given.is_empty() { None } else { types });
+    let listing = Listing { names: Vec::new(), depth, types, properties: Some(columns) };
+    Ok(Show { listing, names, form: form(matches), order, get: None })
+}
+
+/// `-s` and `-S` in the order given.
+fn sorting(matches: &ArgMatches) -> Vec<(String, bool)> {
+    let mut found: Vec<(usize, String, bool)> = Vec::new();
+    for (name, descending) in [("ascending", false), ("descending", true)] {
+        let places = matches.indices_of(name).into_iter().flatten();
+        found.extend(places.zip(texts(matches, name)).map(|(place, property)| (place, property, descending)));
+    }
+    found.sort();
+    found.into_iter().map(|(_, property, descending)| (property, descending)).collect()
+}
+
+fn get(matches: &ArgMatches) -> Result<Show, Failure> {
+    let names = texts(matches, "WHAT");
+    let wanted = text(matches, "PROPERTIES");
+    let properties = match wanted.as_str() {
+        "all" => None,
+        list => Some(list.split(',').filter(|name| !name.is_empty()).map(ToOwned::to_owned).collect::<Vec<String>>()),
+    };
+    for name in properties.iter().flatten() {
+        words::check_column(name)?;
+    }
+    let given = listed(matches, "types");
+    let types = match given.is_empty() {
+        // Bookmarks only where they are named.
+        true => Types { filesystems: true, snapshots: true, bookmarks: names.iter().any(|name| name.contains('#')) },
+        false => words::types(&given)?,
+    };
+    let depth = depth(matches, &names, (!given.is_empty()).then_some(types));
+    let fields = words::fields(&listed(matches, "fields"))?;
+    let sources = words::sources(&listed(matches, "sources"))?;
+    let listing = Listing { names: Vec::new(), depth, types: Some(types), properties };
+    Ok(Show { listing, names, form: form(matches), order: Vec::new(), get: Some(Get { fields, sources }) })
+}

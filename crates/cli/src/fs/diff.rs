@@ -1,0 +1,77 @@
+//! `diff`: a line for each path that has changed, as it is found.
+
+use super::command::DiffForm;
+use crate::{failure::Failure, pool::client, run::print};
+use nacre_admin::fs::{Difference, FileKind, How, Request};
+
+/// Asks and prints.
+///
+/// # Errors
+/// Why not.
+pub fn run(pool: &str, from: String, to: Option<String>, form: DiffForm) -> Result<(), Failure> {
+    let mut failed = Ok(());
+    let mut tell = |note: &str| {
+        if failed.is_ok() {
+            failed = match serde_json::from_str::<Difference>(note) {
+                Ok(difference) => print(&line(&difference, form)),
+                Err(error) => Err(Failure::new(format!("the process that owns the pool answers something else than was asked: {error}"))),
+            };
+        }
+    };
+    let asked = client::owned(pool)?.fs("", Request::Diff { from, to }, &mut tell);
+    asked.map(drop).and(failed)
+}
+
+/// The letter that `ls -F` has for a file, or ZFS for one that it has none for.
+fn letter(kind: FileKind) -> char {
+    match kind {
+        FileKind::File => 'F',
+        FileKind::Directory => '/',
+        FileKind::Symlink => '@',
+        FileKind::Block => 'B',
+        FileKind::Character => 'C',
+        FileKind::Fifo => '|',
+        FileKind::Socket => '=',
+    }
+}
+
+/// A path as ZFS shows it: what is not printable, blanks and backslashes as octal numbers.
+fn path(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for byte in bytes {
+        match byte {
+            b'\\' | 0..=b' ' | 0x7f.. => text.push_str(&format!("\\{byte:04o}")),
+            printable => text.push(char::from(*printable)),
+        }
+    }
+    text
+}
+
+/// The line of a difference.
+pub fn line(difference: &Difference, form: DiffForm) -> String {
+    let mut text = String::new();
+    if form.times {
+        text.push_str(&format!("{}.{:09}\t", difference.changed.0, difference.changed.1));
+    }
+    let (sign, tail) = match &difference.how {
+        How::Modified(0) => ('M', String::new()),
+        How::Modified(links) => ('M', format!("\t({links:+})")),
+        How::Added => ('+', String::new()),
+        How::Removed => ('-', String::new()),
+        How::Renamed(_) => ('R', String::new()),
+    };
+    text.push(sign);
+    text.push('\t');
+    if form.types {
+        text.push(letter(difference.kind));
+        text.push('\t');
+    }
+    match &difference.how {
+        How::Renamed(from) => {
+            let between = if form.scripted { "\t" } else { " -> " };
+            text.push_str(&format!("{}{between}{}", path(from), path(&difference.path)));
+        }
+        _ => text.push_str(&path(&difference.path)),
+    }
+    text + &tail + "\n"
+}

@@ -1,0 +1,97 @@
+//! `list`, `get`, `holds` and `mount` as JSON, in the form of OpenZFS 2.3: objects by name, properties by name with value and source. Pure.
+
+use super::{command::Form, list, value};
+use nacre_admin::fs::{From, Hold, Listed, MountedAt, ObjectType, Shown};
+use serde_json::{Map, Value, json};
+
+fn version(command: &str) -> Value {
+    json!({ "command": format!("zfs {command}"), "vers_major": 0, "vers_minor": 1 })
+}
+
+fn pretty(value: &Value) -> String {
+    // A value of ours has no keys that are no text: it can always be written.
+    serde_json::to_string(value).unwrap_or_default() + "\n"
+}
+
+fn property(shown: &Shown, form: Form, received: bool) -> Value {
+    let text =
+        |value: &Option<String>| value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(&shown.property, value, form.exact));
+    let (kind, data) = match &shown.source {
+        From::Inherited(from) => ("INHERITED", from.as_str()),
+        From::Local => ("LOCAL", "-"),
+        From::Received => ("RECEIVED", "-"),
+        From::Temporary => ("TEMPORARY", "-"),
+        From::Default => ("DEFAULT", "-"),
+        From::None => ("NONE", "-"),
+    };
+    let mut found = json!({ "value": text(&shown.value), "source": { "type": kind, "data": data } });
+    if let (true, Some(fields)) = (received && shown.received.is_some(), found.as_object_mut()) {
+        fields.insert("received".to_owned(), json!(text(&shown.received)));
+    }
+    found
+}
+
+/// Objects with their properties.
+pub fn datasets<'a>(
+    command: &str,
+    objects: &'a [Listed],
+    form: Form,
+    wanted: &dyn Fn(&'a Listed) -> Vec<&'a Shown>,
+    typed: &dyn Fn(&str) -> String,
+) -> String {
+    let mut all = Map::new();
+    for listed in objects {
+        let kind = match listed.is {
+            ObjectType::Filesystem => "FILESYSTEM",
+            ObjectType::Snapshot => "SNAPSHOT",
+            ObjectType::Bookmark => "BOOKMARK",
+        };
+        let properties: Map<String, Value> =
+            wanted(listed).into_iter().map(|shown| (typed(&shown.property), property(shown, form, command == "get"))).collect();
+        let mut fields = json!({
+            "name": listed.name,
+            "type": kind,
+            "pool": super::words::pool(&listed.name),
+            "createtxg": listed.created.to_string(),
+            "properties": properties,
+        });
+        if let (Some((dataset, snapshot)), Some(fields)) = (listed.name.split_once('@'), fields.as_object_mut()) {
+            fields.insert("dataset".to_owned(), json!(dataset));
+            fields.insert("snapshot_name".to_owned(), json!(snapshot));
+        }
+        all.insert(listed.name.clone(), fields);
+    }
+    pretty(&json!({ "output_version": version(command), "datasets": all }))
+}
+
+/// Holds.
+pub fn holds(holds: &[Hold], form: Form) -> String {
+    let mut all: Map<String, Value> = Map::new();
+    for hold in holds {
+        let since = if form.exact { json!(hold.since) } else { json!(value::date(hold.since)) };
+        let tags = all.entry(hold.snapshot.clone()).or_insert_with(|| json!({ "name": hold.snapshot, "holds": {} }));
+        if let Some(tags) = tags.get_mut("holds").and_then(Value::as_object_mut) {
+            tags.insert(hold.tag.clone(), since);
+        }
+    }
+    pretty(&json!({ "output_version": version("holds"), "datasets": all }))
+}
+
+/// Mounts.
+pub fn mounted(mounted: &[MountedAt]) -> String {
+    let one =
+        |mounted: &MountedAt| (mounted.name.clone(), json!({ "filesystem": mounted.name, "mountpoint": mounted.at.to_string_lossy() }));
+    let all: Map<String, Value> = mounted.iter().map(one).collect();
+    pretty(&json!({ "output_version": version("mount"), "datasets": all }))
+}
+
+/// What `list` shows of an object: its columns.
+pub fn columns<'a>(listed: &'a Listed, columns: &[String]) -> Vec<&'a Shown> {
+    let names: Vec<String> = columns.iter().map(|name| super::words::long_name(name)).collect();
+    listed.values.iter().filter(|shown| names.contains(&shown.property)).collect()
+}
+
+/// What `get` shows of an object.
+pub fn wanted<'a>(listed: &'a Listed, get: &'a super::command::Get) -> Vec<&'a Shown> {
+    list::wanted(listed, get).collect()
+}

@@ -1,0 +1,161 @@
+//! The tables of `list` and `get`. Pure: objects in, text out.
+
+use super::{
+    command::{Form, Get, Show},
+    value, words,
+};
+use crate::columns::{self, Align};
+use nacre_admin::fs::{From, Listed, ObjectType, Shown};
+use nacre_pool::properties::{Kind, Property, dataset_property};
+use std::cmp::Ordering;
+
+/// Where a value comes from, as ZFS says it.
+pub fn source(from: &From) -> String {
+    match from {
+        From::Local => "local".to_owned(),
+        From::Received => "received".to_owned(),
+        From::Temporary => "temporary".to_owned(),
+        From::Inherited(from) => format!("inherited from {from}"),
+        From::Default => "default".to_owned(),
+        From::None => "-".to_owned(),
+    }
+}
+
+/// The word by which `get -s` means a source.
+fn kind_of(from: &From) -> &'static str {
+    match from {
+        From::Local => "local",
+        From::Received => "received",
+        From::Temporary => "temporary",
+        From::Inherited(_) => "inherited",
+        From::Default => "default",
+        From::None => "none",
+    }
+}
+
+/// A file system before its snapshots, snapshots in the order of their making, everything else by name.
+fn by_itself(a: &Listed, b: &Listed) -> Ordering {
+    let split = |name: &Listed| name.name.split('@').next().unwrap_or_default().to_owned();
+    split(a).cmp(&split(b)).then_with(|| {
+        let snapshot = |listed: &Listed| listed.is == ObjectType::Snapshot;
+        snapshot(a).cmp(&snapshot(b)).then(a.created.cmp(&b.created)).then_with(|| a.name.cmp(&b.name))
+    })
+}
+
+fn value_of<'a>(listed: &'a Listed, property: &str) -> Option<&'a Shown> {
+    listed.values.iter().find(|shown| shown.property == property)
+}
+
+/// Numbers by size, words by their letters, what there is not last.
+fn by_value(a: Option<&str>, b: Option<&str>) -> Ordering {
+    let number = |text: &str| text.parse::<f64>().ok();
+    match (a, b) {
+        (Some(a), Some(b)) => match (number(a), number(b)) {
+            (Some(a), Some(b)) => a.total_cmp(&b),
+            _ => a.cmp(b),
+        },
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    }
+}
+
+/// Puts objects into the order that was asked for.
+pub fn sort(objects: &mut [Listed], order: &[(String, bool)]) {
+    objects.sort_by(|a, b| {
+        for (property, descending) in order {
+            let found = match property.as_str() {
+                "name" => a.name.cmp(&b.name),
+                property => {
+                    let of = |listed| value_of(listed, &words::long_name(property)).and_then(|shown| shown.value.as_deref());
+                    by_value(of(a), of(b))
+                }
+            };
+            let found = if *descending { found.reverse() } else { found };
+            if found != Ordering::Equal {
+                return found;
+            }
+        }
+        by_itself(a, b)
+    });
+}
+
+fn cell(listed: &Listed, column: &str, form: Form) -> String {
+    if column == "name" {
+        return listed.name.clone();
+    }
+    let name = words::long_name(column);
+    let value = value_of(listed, &name).and_then(|shown| shown.value.as_deref());
+    value.map_or_else(|| "-".to_owned(), |value| value::shown(&name, value, form.exact))
+}
+
+/// The head of a column and how it stands.
+fn heading(column: &str) -> (String, Align) {
+    let numbers = |name: &str| {
+        matches!(
+            name,
+            "compressratio" | "refcompressratio" | "createtxg" | "guid" | "objsetid" | "userrefs" | "filesystem_count" | "snapshot_count"
+        )
+    };
+    match dataset_property(column) {
+        _ if column == "name" => ("NAME".to_owned(), Align::Left),
+        Ok(Property::Known(known)) => {
+            let number = matches!(known.kind, Kind::Bytes | Kind::Limit | Kind::Count | Kind::RecordSize) || numbers(known.name);
+            (known.column.to_owned(), if number { Align::Right } else { Align::Left })
+        }
+        Ok(Property::Owner(_) | Property::WrittenSince(_)) => (column.to_uppercase(), Align::Right),
+        _ => (column.to_uppercase(), Align::Left),
+    }
+}
+
+/// The table of `list`.
+pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
+    let rows: Vec<Vec<String>> = objects.iter().map(|listed| columns.iter().map(|column| cell(listed, column, form)).collect()).collect();
+    if form.scripted {
+        return columns::scripted(&rows);
+    }
+    let heads: Vec<(String, Align)> = columns.iter().map(|column| heading(column)).collect();
+    let heads: Vec<(&str, Align)> = heads.iter().map(|(head, align)| (head.as_str(), *align)).collect();
+    columns::aligned(&heads, &rows, false)
+}
+
+/// The values that `get` shows of an object.
+pub fn wanted<'a>(listed: &'a Listed, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
+    listed.values.iter().filter(move |shown| get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source)))
+}
+
+/// The table of `get`. `typed`: how properties were called on the command line.
+pub fn properties(objects: &[Listed], get: &Get, form: Form, typed: &dyn Fn(&str) -> String) -> String {
+    let mut rows = Vec::new();
+    for listed in objects {
+        for shown in wanted(listed, get) {
+            let name = &shown.property;
+            let exact =
+                |value: &Option<String>| value.as_deref().map_or_else(|| "-".to_owned(), |value| value::shown(name, value, form.exact));
+            let cell = |field: &String| match field.as_str() {
+                "name" => listed.name.clone(),
+                "property" => typed(name),
+                "value" => exact(&shown.value),
+                "received" => exact(&shown.received),
+                _ => source(&shown.source),
+            };
+            rows.push(get.fields.iter().map(cell).collect::<Vec<String>>());
+        }
+    }
+    if form.scripted {
+        return columns::scripted(&rows);
+    }
+    let heads: Vec<String> = get.fields.iter().map(|field| field.to_uppercase()).collect();
+    let heads: Vec<(&str, Align)> = heads.iter().map(|head| (head.as_str(), Align::Left)).collect();
+    if rows.is_empty() { String::new() } else { columns::aligned(&heads, &rows, false) }
+}
+
+/// The properties that have to be asked for: those shown, and those sorted by.
+pub fn asked(show: &Show) -> Option<Vec<String>> {
+    let columns = show.listing.properties.as_ref()?;
+    let mut asked: Vec<String> = Vec::new();
+    for name in columns.iter().chain(show.order.iter().map(|(name, _)| name)) {
+        if name != "name" && !asked.contains(name) {
+            asked.push(name.clone());
+        }
+    }
+    Some(asked)
+}

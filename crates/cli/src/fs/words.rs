@@ -1,0 +1,195 @@
+//! What stands in command lines of file systems: names, lists of properties and types, verbs that we do not have. Pure.
+
+use crate::failure::Failure;
+use nacre_admin::fs::{NewValue, ToRename, ToSet, Types};
+use nacre_pool::{
+    names::Name,
+    properties::{Property, PropertyError, dataset_property},
+};
+
+/// The pool in a name.
+pub fn pool(name: &str) -> &str {
+    name.split(['/', '@', '#']).next().unwrap_or(name)
+}
+
+/// `PROPERTY=VALUE` each.
+///
+/// # Errors
+/// One without `=`, one that is named twice.
+pub fn assignments(words: &[String]) -> Result<Vec<(String, String)>, Failure> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for word in words {
+        let Some((name, value)) = word.split_once('=') else {
+            return Err(Failure::usage(format!("missing '=' for property=value argument '{word}'")));
+        };
+        if found.iter().any(|(there, _)| there == name) {
+            return Err(Failure::usage(format!("property '{name}' specified multiple times")));
+        }
+        found.push((super::owners::resolved(name)?, value.to_owned()));
+    }
+    Ok(found)
+}
+
+/// The arguments of `set`: assignments, then names.
+///
+/// # Errors
+/// No assignment, no name, a property that cannot be set.
+pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
+    let names = words.iter().position(|word| !word.contains('=')).unwrap_or(words.len());
+    let (given, names) = words.split_at(names);
+    if given.is_empty() {
+        return Err(Failure::usage("missing property=value argument").next("nacre fs set PROPERTY=VALUE... FILESYSTEM..."));
+    }
+    if names.is_empty() {
+        return Err(Failure::usage("missing dataset name").next("nacre fs set PROPERTY=VALUE... FILESYSTEM..."));
+    }
+    let assignments = assignments(given)?;
+    let what = format!("cannot set property for '{}'", names.first().map_or("", String::as_str));
+    for (name, value) in &assignments {
+        dataset_property(name).and_then(|property| property.parse(value, false)).map_err(|error| wrong(&what, &error))?;
+    }
+    let properties = assignments.into_iter().map(|(name, value)| (name, NewValue::Local(value))).collect();
+    Ok(ToSet { names: names.to_vec(), recursive: false, properties })
+}
+
+/// What `inherit` asks.
+///
+/// # Errors
+/// A property that cannot be inherited.
+pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received: bool) -> Result<ToSet, Failure> {
+    let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()))?;
+    known.check_inherit().map_err(|error| match &error {
+        PropertyError::NotInherited(_) => Failure::new(error.to_string()).next(format!("use 'zfs set {property}=none' to clear")),
+        _ => Failure::new(error.to_string()),
+    })?;
+    let to = if received { NewValue::Received } else { NewValue::Inherit };
+    Ok(ToSet { names, recursive, properties: vec![(property.to_owned(), to)] })
+}
+
+fn wrong(what: &str, error: &PropertyError) -> Failure {
+    let failure = Failure::new(format!("{what}: {error}"));
+    match error {
+        PropertyError::Unknown(_) => failure.next("docs/fs.md lists the properties; names of your own have a colon: module:name"),
+        _ => failure,
+    }
+}
+
+/// A column of `list`, a property of `get`.
+///
+/// # Errors
+/// There is none of this name.
+pub fn check_column(name: &str) -> Result<(), Failure> {
+    if name == "name" {
+        return Ok(());
+    }
+    let found = dataset_property(name);
+    found.map(drop).map_err(|error| Failure::usage(format!("bad property list: {error}")).next("docs/fs.md lists the properties"))
+}
+
+/// Types of objects.
+///
+/// # Errors
+/// One that is none.
+pub fn types(words: &[String]) -> Result<Types, Failure> {
+    let mut types = Types::default();
+    for word in words {
+        match word.as_str() {
+            "filesystem" | "fs" => types.filesystems = true,
+            "snapshot" | "snap" => types.snapshots = true,
+            "bookmark" => types.bookmarks = true,
+            // There are none; scripts ask for them beside others.
+            "volume" | "vol" => {}
+            "all" => types = Types { filesystems: true, snapshots: true, bookmarks: true },
+            other => {
+                let next = "filesystem, snapshot, bookmark, volume, all";
+                return Err(Failure::usage(format!("invalid type '{other}'")).next(next));
+            }
+        }
+    }
+    Ok(types)
+}
+
+/// The columns of `get`.
+///
+/// # Errors
+/// One that is none.
+pub fn fields(words: &[String]) -> Result<Vec<String>, Failure> {
+    const ALL: [&str; 5] = ["name", "property", "value", "received", "source"];
+    let mut found = Vec::new();
+    for word in words {
+        match word.as_str() {
+            "all" => found.extend(ALL.map(str::to_owned)),
+            word if ALL.contains(&word) => found.push(word.to_owned()),
+            other => {
+                return Err(Failure::usage(format!("invalid column name '{other}'")).next("name, property, value, received, source, all"));
+            }
+        }
+    }
+    if found.is_empty() {
+        found = ["name", "property", "value", "source"].map(str::to_owned).to_vec();
+    }
+    Ok(found)
+}
+
+/// The sources that `get` is asked for.
+///
+/// # Errors
+/// One that is none.
+pub fn sources(words: &[String]) -> Result<Vec<String>, Failure> {
+    const ALL: [&str; 6] = ["local", "default", "inherited", "received", "temporary", "none"];
+    match words.iter().find(|word| !ALL.contains(&word.as_str())) {
+        Some(other) => Err(Failure::usage(format!("invalid source '{other}'")).next(ALL.join(", "))),
+        None => Ok(words.to_vec()),
+    }
+}
+
+/// A clone lives in the pool of its origin.
+///
+/// # Errors
+/// Two pools.
+pub fn same_pool(from: Option<&str>, name: &str) -> Result<(), Failure> {
+    match from {
+        Some(from) if pool(from) != pool(name) => Err(Failure::new(format!("cannot create '{name}': source and target pools differ"))
+            .next("a clone shares its content with its origin")),
+        _ => Ok(()),
+    }
+}
+
+/// What is renamed stays in its pool.
+///
+/// # Errors
+/// Two pools.
+pub fn renamed_within(rename: &ToRename) -> Result<(), Failure> {
+    let snapshot = matches!(Name::parse(&rename.from), Ok(Name::Snapshot { .. }));
+    // Of a snapshot, the part behind the @ is enough.
+    if pool(&rename.from) == pool(&rename.to) || snapshot && (rename.to.starts_with('@') || !rename.to.contains(['/', '@'])) {
+        return Ok(());
+    }
+    let why = format!("cannot rename to '{}': datasets must be within same pool", rename.to);
+    Err(Failure::new(why).next("nacre copy moves files to another pool"))
+}
+
+/// The name of a property as the table has it, for what is shown under several names.
+pub fn long_name(name: &str) -> String {
+    match dataset_property(name) {
+        Ok(Property::Known(definition)) => definition.name.to_owned(),
+        _ => name.to_owned(),
+    }
+}
+
+/// Why a verb of ZFS is not here.
+pub fn not_here(verb: &str) -> Failure {
+    let why = match verb {
+        "upgrade" => "file systems have the format of their pool: there is nothing to upgrade",
+        "send" | "receive" | "recv" => "streams of snapshots are not part of this version; nacre copy copies trees of files",
+        "share" | "unshare" => "sharing over the network is not part of a pool; serve the mount",
+        "allow" | "unallow" => "there is no delegation: who owns the pool administers it",
+        "load-key" | "unload-key" | "change-key" => "this pool does not encrypt",
+        "projectspace" | "project" => "there are no projects",
+        "jail" | "unjail" | "zone" | "unzone" => "file systems are not delegated to containers",
+        "program" => "channel programs are not part of this version",
+        "redact" | "rewrite" | "wait" => "it is not part of this version",
+        _ => return Failure::usage(format!("unrecognized command '{verb}'")).next("nacre fs --help lists the commands"),
+    };
+    Failure::new(format!("'{verb}': {why}"))
+}

@@ -1,0 +1,329 @@
+//! The command line of `nacre pool`, as part of the table in [`crate::commands`]. The letters are ZFS'. Pure; what was given is read by [`super::order`].
+
+use crate::commands;
+use clap::{Arg, ArgAction, Command, value_parser};
+use std::ffi::OsString;
+
+/// The command line of `nacre pool`.
+pub fn command() -> Command {
+    let verbs = [
+        create(),
+        destroy(),
+        list(),
+        status(),
+        add(),
+        import(),
+        export(),
+        get(),
+        set(),
+        history(),
+        events(),
+        iostat(),
+        scrub(),
+        wait(),
+        sync(),
+        clear(),
+        labelclear(),
+        inspect(),
+        check(),
+        Command::new("upgrade").about("Show the version of the format").arg(flag('v', "list", "All versions")),
+        Command::new("version").about("Show the version of the program"),
+    ];
+    let unserved = UNSERVED.iter().map(|(verb, _)| {
+        let rest = Arg::new("REST").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true).value_parser(value_parser!(OsString));
+        Command::new(*verb).hide(true).disable_help_flag(true).arg(rest)
+    });
+    Command::new("pool")
+        .about("Pools of devices or files that hold file systems, snapshots and clones")
+        .after_help(
+            "Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool status\n  nacre pool scrub -w tank\n  nacre pool export tank\n  nacre pool import -d ~/tank.pool tank\n\nThe letters of options are those of `zpool`; called by that name, the program takes its command lines. `nacre fs` is for what is in pools.",
+        )
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommands(verbs)
+        .subcommands(unserved)
+}
+
+/// Verbs of `zpool` that need what pools of this version do not have.
+pub const UNSERVED: [(&str, &str); 16] = [
+    ("attach", REDUNDANCY),
+    ("detach", REDUNDANCY),
+    ("replace", REDUNDANCY),
+    ("offline", REDUNDANCY),
+    ("online", REDUNDANCY),
+    ("resilver", REDUNDANCY),
+    ("split", REDUNDANCY),
+    ("remove", "a device cannot be taken out of a pool"),
+    ("checkpoint", "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further"),
+    ("initialize", "devices need no initialisation"),
+    ("trim", "free room is given back by itself: nacre pool set autotrim=on POOL"),
+    ("reguid", "a pool keeps its number"),
+    ("reopen", "devices stay open"),
+    ("ddtprune", "there is no deduplication"),
+    ("prefetch", "there is no deduplication"),
+    ("condense", "there is nothing to condense: segments are cleaned by themselves"),
+];
+
+const REDUNDANCY: &str = "devices of a pool hold no copies of each other: there is no redundancy";
+
+fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).short(letter).action(ArgAction::SetTrue).help(help)
+}
+
+/// Letters that `zpool` has and that change nothing here.
+fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
+    const NAMES: [(&str, char); 9] =
+        [("-g", 'g'), ("-L", 'L'), ("-P", 'P'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-m", 'm')];
+    NAMES.iter().filter(move |(_, letter)| letters.contains(*letter)).map(|(name, letter)| flag(*letter, name, "").hide(true))
+}
+
+fn option(letter: char, name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).short(letter).value_name(value).help(help)
+}
+
+fn several(letter: char, name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    option(letter, name, value, help).action(ArgAction::Append)
+}
+
+fn pools(help: &'static str) -> Arg {
+    Arg::new("POOL").num_args(0..).action(ArgAction::Append).help(help)
+}
+
+fn one_pool() -> Arg {
+    Arg::new("POOL").required(true).help("Which pool")
+}
+
+fn devices() -> Arg {
+    commands::path("DEVICE", "Files or block devices").num_args(1..).action(ArgAction::Append)
+}
+
+fn size() -> Arg {
+    Arg::new("size").long("size").value_name("SIZE").help("Make the files, each with this length")
+}
+
+fn cache() -> Arg {
+    Arg::new("cache").long("cache").value_name("SIZE").help("The limit of the cache in memory [default: 256M]")
+}
+
+fn altroot() -> Arg {
+    option('R', "altroot", "DIR", "All mount points lie below it").value_parser(value_parser!(OsString))
+}
+
+fn form(command: Command) -> Command {
+    command
+        .arg(flag('H', "scripted", "No headings, one tab between columns"))
+        .arg(flag('p', "exact", "Exact numbers"))
+        .arg(Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON"))
+}
+
+fn time() -> Arg {
+    option('T', "time", "u|d", "The time before each table, in seconds or as a date").value_parser(["u", "d"])
+}
+
+fn create() -> Command {
+    Command::new("create")
+        .about("Make a pool of files or block devices")
+        .after_help("Examples:\n  nacre pool create --size 10G tank ~/tank.pool\n  nacre pool create -o autotrim=on -O compression=zstd -O atime=off -m /srv/data data /dev/sdb /dev/sdc\n  nacre pool create -n tank /dev/sdb\n\nWhat is on the devices is lost. One that holds a file system or another pool is refused; -f takes it all the same.")
+        .arg(flag('f', "force", "Also on devices that hold something else"))
+        .arg(flag('n', "only-say", "Only say what would be done"))
+        .arg(flag('d', "-d", "").hide(true))
+        .arg(several('o', "properties", "PROPERTY=VALUE", "A property of the pool"))
+        .arg(several('O', "root-properties", "PROPERTY=VALUE", "A property of its own file system"))
+        .arg(option('m', "mountpoint", "PATH", "Where its own file system is mounted [default: /POOL, for ordinary users ~/POOL]"))
+        .arg(altroot())
+        .arg(size())
+        .arg(cache())
+        .arg(Arg::new("POOL").required(true).help("Its name"))
+        .arg(devices())
+}
+
+fn destroy() -> Command {
+    Command::new("destroy")
+        .about("Destroy a pool with everything in it")
+        .after_help("Examples:\n  nacre pool destroy tank\n\nAs long as nothing else is written to its devices, `nacre pool import -D` brings it back.")
+        .arg(flag('f', "force", "Even while its file systems are used"))
+        .arg(one_pool())
+}
+
+fn list() -> Command {
+    form(Command::new("list"))
+        .about("Show the pools that are imported")
+        .after_help(
+            "Examples:\n  nacre pool list\n  nacre pool list -v tank\n  nacre pool list -H -p -o name,size,free\n  nacre pool list --json",
+        )
+        .arg(option('o', "columns", "PROPERTY,...", "Which columns"))
+        .arg(flag('v', "verbose", "Also each device"))
+        .arg(time())
+        .args(without_effect("gLP"))
+        .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
+}
+
+fn status() -> Command {
+    Command::new("status")
+        .about("Show the health of pools: devices, errors, verification, damaged files")
+        .after_help("Examples:\n  nacre pool status\n  nacre pool status -x\n  nacre pool status -v tank\n  nacre pool status --json tank")
+        .arg(flag('v', "verbose", "Damaged files by name"))
+        .arg(flag('x', "ill", "Only pools with something wrong"))
+        .arg(Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON"))
+        .arg(time())
+        .args(without_effect("gLPDist"))
+        .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
+}
+
+fn add() -> Command {
+    Command::new("add")
+        .about("Add devices to a pool: it gets larger")
+        .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n\nA device cannot be taken out again.")
+        .arg(flag('f', "force", "Also devices that hold something else"))
+        .arg(flag('n', "only-say", "Only say what would be done"))
+        .args(without_effect("gLP"))
+        .arg(size())
+        .arg(one_pool())
+        .arg(devices())
+}
+
+fn import() -> Command {
+    Command::new("import")
+        .about("Import a pool, or show which could be")
+        .after_help("Examples:\n  nacre pool import\n  nacre pool import tank\n  nacre pool import -d ~/tank.pool tank\n  nacre pool import -d /srv/pools -o readonly=on tank\n  nacre pool import -d /srv/pools 8421337046921 other\n  nacre pool import -F tank\n\nWithout -d, block devices are looked at, and what was imported before.")
+        .arg(flag('a', "all", "All that are found"))
+        .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
+        .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
+        .arg(flag('f', "force", "Also when another machine had it last"))
+        .arg(flag('F', "rewind", "If its last state cannot be read, go back to the newest one that can"))
+        .arg(option('T', "txg", "TXG", "Go back to the state after this transaction group").value_parser(value_parser!(u64)))
+        .arg(flag('n', "only-say", "With -F: only say what would be done"))
+        .arg(flag('N', "no-mounts", "Mount nothing"))
+        .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
+        .arg(altroot())
+        .arg(cache())
+        .args(without_effect("ms"))
+        .arg(Arg::new("POOL").help("Its name or number"))
+        .arg(Arg::new("NEW").help("A new name for it"))
+}
+
+fn export() -> Command {
+    Command::new("export")
+        .about("Unmount a pool's file systems and let it go, so that it can be imported elsewhere")
+        .after_help("Examples:\n  nacre pool export tank\n  nacre pool export -a")
+        .arg(flag('a', "all", "All pools"))
+        .arg(flag('f', "force", "Even while its file systems are used"))
+        .arg(pools("Which").required_unless_present("all"))
+}
+
+fn get() -> Command {
+    form(Command::new("get"))
+        .about("Show properties of pools")
+        .after_help(
+            "Examples:\n  nacre pool get all tank\n  nacre pool get -H -o value health tank\n  nacre pool get capacity,fragmentation",
+        )
+        .arg(option('o', "fields", "name,property,value,source", "Which columns"))
+        .arg(Arg::new("PROPERTIES").required(true).value_name("all|PROPERTY,...").help("Which properties"))
+        .arg(pools("Of which pools [default: all]"))
+}
+
+fn set() -> Command {
+    Command::new("set")
+        .about("Set a property of a pool")
+        .after_help("Examples:\n  nacre pool set autotrim=on tank\n  nacre pool set comment='photos and films' tank\n  nacre pool set backup:last=2026-11-20 tank")
+        .arg(Arg::new("PROPERTY").required(true).value_name("PROPERTY=VALUE").help("Which, and its value"))
+        .arg(one_pool())
+}
+
+fn history() -> Command {
+    Command::new("history")
+        .about("Show which commands have changed a pool")
+        .after_help("Examples:\n  nacre pool history tank\n  nacre pool history -l")
+        .arg(flag('i', "internal", "Also what the pool did by itself"))
+        .arg(flag('l', "long", "Also who and where"))
+        .arg(pools("Which [default: all]"))
+}
+
+fn events() -> Command {
+    Command::new("events")
+        .about("Show what has happened to pools since their import")
+        .after_help("Examples:\n  nacre pool events\n  nacre pool events -f tank\n  nacre pool events -v tank")
+        .arg(flag('v', "verbose", "Everything about each"))
+        .arg(flag('H', "scripted", "No headings, one tab between columns"))
+        .arg(flag('f', "follow", "Go on until interrupted (of one pool)"))
+        .arg(flag('c', "clear", "Forget them"))
+        .arg(Arg::new("POOL").help("Which [default: all]"))
+}
+
+fn iostat() -> Command {
+    form(Command::new("iostat"))
+        .about("Show what pools and devices read and write")
+        .after_help("Examples:\n  nacre pool iostat\n  nacre pool iostat -v tank 5\n  nacre pool iostat -l tank 1 10\n\nThe first table is the average since the import (-y leaves it out), each further one that of the interval.")
+        .arg(flag('v', "verbose", "Also each device"))
+        .arg(flag('l', "latency", "Also how long requests take"))
+        .arg(time())
+        .args(without_effect("gLPy"))
+        .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
+}
+
+fn scrub() -> Command {
+    Command::new("scrub")
+        .about("Verify everything that is stored, in the background; `status` shows how far it is")
+        .after_help(
+            "Examples:\n  nacre pool scrub tank\n  nacre pool scrub -w tank\n  nacre pool scrub -p tank\n  nacre pool scrub -s tank",
+        )
+        .arg(flag('s', "stop", "End it").conflicts_with("pause"))
+        .arg(flag('p', "pause", "Pause it; without a letter it goes on"))
+        .arg(flag('w', "wait", "Wait for its end").conflicts_with_all(["stop", "pause"]))
+        .arg(pools("Which").required(true))
+}
+
+fn wait() -> Command {
+    Command::new("wait")
+        .about("Wait for the end of a verification")
+        .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub tank")
+        .arg(option('t', "activity", "ACTIVITY,...", "For what: scrub").value_delimiter(','))
+        .arg(one_pool())
+}
+
+fn sync() -> Command {
+    Command::new("sync")
+        .about("Make everything durable that was written to pools")
+        .after_help("Examples:\n  nacre pool sync\n  nacre pool sync tank")
+        .arg(pools("Which [default: all]"))
+}
+
+fn clear() -> Command {
+    Command::new("clear")
+        .about("Forget the errors that were counted, and the damage that was found")
+        .after_help("Examples:\n  nacre pool clear tank")
+        .arg(one_pool())
+        .arg(Arg::new("DEVICE").hide(true))
+}
+
+fn labelclear() -> Command {
+    Command::new("labelclear")
+        .about("Remove the labels of a pool from a device that belongs to none any more")
+        .after_help("Examples:\n  nacre pool labelclear /dev/sdc\n  nacre pool labelclear -f ~/old.pool")
+        .arg(flag('f', "force", "Also of a pool that was exported, or not even that"))
+        .arg(commands::path("DEVICE", "Which"))
+}
+
+fn target(command: Command) -> Command {
+    command
+        .arg(
+            several('d', "places", "DIR|DEVICE", "Read it from its devices there: it must not be imported")
+                .value_parser(value_parser!(OsString)),
+        )
+        .arg(Arg::new("POOL").required_unless_present("places").help("Which: one that is imported, or is found by -d"))
+}
+
+fn inspect() -> Command {
+    target(Command::new("inspect"))
+        .about("Show what is on the devices of a pool: labels, root records, segments, frames, rows")
+        .after_help("Examples:\n  nacre pool inspect tank\n  nacre pool inspect --segments tank\n  nacre pool inspect --frames 12 tank\n  nacre pool inspect --rows tank/home@monday tank\n  nacre pool inspect -d ~/tank.pool\n\ndocs/pool-format.md tells what it means.")
+        .arg(Arg::new("segments").long("segments").action(ArgAction::SetTrue).help("All segments"))
+        .arg(Arg::new("frames").long("frames").value_name("SEGMENT").value_parser(value_parser!(u32)).help("The frames of a segment"))
+        .arg(Arg::new("rows").long("rows").value_name("DATASET").help("The rows of a file system or snapshot"))
+}
+
+fn check() -> Command {
+    target(Command::new("check"))
+        .about("Check a pool: every tree against what is stored, every name against its file, every checksum")
+        .after_help("Examples:\n  nacre pool check tank\n  nacre pool check -d ~/tank.pool\n\nIt changes nothing. Of a pool that is imported, writers wait meanwhile; `scrub` verifies without that.")
+}

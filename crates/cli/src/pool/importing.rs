@@ -1,0 +1,201 @@
+//! `nacre pool import`: which pools there are, and which of them is meant.
+
+use super::{
+    client,
+    find::{self, Candidate, Search},
+    order::{Target, ToImport},
+    process, run,
+    start::{How, Start},
+};
+use crate::{
+    failure::{Exit, Failure},
+    report::printable,
+    run::print,
+};
+use nacre_admin::{Imported, pool::devices};
+use nacre_pool::{
+    label::{self, PoolState},
+    names,
+    store::Access,
+};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+/// How long to wait for devices that somebody lets go of.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// The time between two looks.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Imports, or shows what could be.
+///
+/// # Errors
+/// Why not.
+pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
+    let places = absolute(&what.places)?;
+    let mut search = search(&places, what.name.as_deref());
+    search.pools.retain(|pool| (pool.identity.state == PoolState::Destroyed) == what.destroyed);
+    for (path, why) in &search.refused {
+        run::tell(&format!("{}: {}", path.display(), printable(why.as_bytes())));
+    }
+    if what.all {
+        return all(&search, &what, command);
+    }
+    let Some(wanted) = &what.name else {
+        if search.pools.is_empty() {
+            run::tell("no pools available to import");
+            return Ok(if search.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        let texts: Vec<String> = search.pools.iter().map(Candidate::text).collect();
+        print(&texts.join("\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let candidate = choose(&search, wanted)?;
+    one(candidate, what.new.clone(), &what, command)
+}
+
+fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let resolve = |place: &PathBuf| {
+        let path = std::path::absolute(place).map_err(|error| Failure::io("cannot resolve", place.display(), &error))?;
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => Ok(path),
+            Err(error) => Err(Failure::io("cannot open", place.display(), &error)),
+        }
+    };
+    places.iter().map(resolve).collect()
+}
+
+/// Looks for pools. A process that was killed a moment ago may still hold the devices of the one that is wanted: then again for a short while.
+fn search(places: &[PathBuf], wanted: Option<&str>) -> Search {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = find::search(places);
+        let there = wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
+        if there || !found.busy || Instant::now() >= until {
+            return found;
+        }
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn is_meant(candidate: &Candidate, wanted: &str) -> bool {
+    candidate.identity.name == wanted || candidate.identity.pool.to_string() == wanted
+}
+
+/// The pool of this name or number.
+fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure> {
+    let fits = |candidate: &&Candidate| is_meant(candidate, wanted);
+    let doing = format!("cannot import '{}'", printable(wanted.as_bytes()));
+    let mut found = search.pools.iter().filter(fits);
+    match (found.next(), found.next()) {
+        (Some(_), Some(_)) => Err(Failure::new(format!("{doing}: more than one matching pool")).next("import by numeric ID instead")),
+        (Some(one), None) => Ok(one),
+        (None, _) => {
+            let failure = Failure::new(format!("{doing}: no such pool available")).exit(Exit::NotFound);
+            Err(match client::find(wanted) {
+                Some(_) => failure.next("a pool of that name is imported already"),
+                None => failure.next("-d names a directory or a device to look at; -D finds pools that were destroyed"),
+            })
+        }
+    }
+}
+
+fn all(search: &Search, what: &ToImport, command: &str) -> Result<ExitCode, Failure> {
+    let mut code = ExitCode::SUCCESS;
+    if search.pools.is_empty() {
+        run::tell("no pools available to import");
+    }
+    for candidate in &search.pools {
+        // Each that cannot be imported is told; the others are imported all the same.
+        match one(candidate, None, what, command) {
+            Ok(ended) if ended == ExitCode::SUCCESS => {}
+            Ok(ended) => code = ended,
+            Err(failure) => code = failure.report("nacre"),
+        }
+    }
+    Ok(code)
+}
+
+fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &str) -> Result<ExitCode, Failure> {
+    let old = candidate.identity.name.clone();
+    let doing = format!("cannot import '{}'", printable(old.as_bytes()));
+    let name = new.unwrap_or_else(|| old.clone());
+    names::check_new_pool(&name).map_err(|error| Failure::new(format!("cannot import '{}': {error}", printable(name.as_bytes()))))?;
+    if client::lives(&name) {
+        return Err(Failure::new(format!("{doing}: a pool with that name already exists"))
+            .exit(Exit::Busy)
+            .next(format!("`nacre pool import {old} NEWNAME` gives it another name")));
+    }
+    if !candidate.is_whole() {
+        return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
+            .next("`nacre pool import` shows which; -d says where to look"));
+    }
+    let mut properties = run::check_properties(&doing, &what.properties)?;
+    let read_only = properties.iter().position(|(name, _)| name == "readonly").is_some_and(|place| properties.remove(place).1 == "on");
+    if let Some(user) = candidate.user().filter(|_| !what.force && !read_only) {
+        return Err(Failure::new(format!("{doing}: pool was previously in use from another system."))
+            .exit(Exit::Busy)
+            .next(format!("{user}\nThe pool can be imported, use 'nacre pool import -f' to import the pool.")));
+    }
+    let devices: Vec<PathBuf> = candidate.devices.values().cloned().collect();
+    if what.only_say {
+        return foresee(&doing, &devices);
+    }
+    let how = How::Import { old, read_only, txg: what.txg, rewind: what.rewind };
+    let (altroot, cache) = (what.altroot.clone(), run::cache(what.cache)?);
+    Start { name, devices, how, properties, altroot, mount: what.mount, cache, command: command.to_owned() }.start()
+}
+
+/// What `-F` would do.
+fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
+    let opened = devices::open(paths, false).map_err(run::failed)?;
+    match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(run::CACHE, None)) {
+        Ok(_) => print("the last state can be read: nothing would be given up\n")?,
+        Err(refusal) => {
+            let states = states(&opened)?;
+            run::tell(&format!("{doing}: {}", refusal.what));
+            let txgs: Vec<String> = states.iter().skip(1).map(u64::to_string).collect();
+            print(&format!("would go back to the newest of these transaction groups that can be read: {}\n", txgs.join(", ")))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The transaction groups that can be gone back to, the newest first.
+///
+/// # Errors
+/// Labels that cannot be read.
+pub(super) fn states(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) -> Result<Vec<u64>, Failure> {
+    let mut found = std::collections::BTreeMap::new();
+    for device in devices {
+        let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
+        let Some(identity) = label::probe(&**device).map_err(failed)? else { continue };
+        found.extend(
+            label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, (root.kept, root.txg.0))),
+        );
+    }
+    let kept = found.values().next_back().map_or(0, |(kept, _)| *kept);
+    let mut txgs: Vec<u64> = found.into_iter().filter(|(generation, _)| *generation >= kept).map(|(_, (_, txg))| txg).collect();
+    txgs.dedup();
+    txgs.reverse();
+    Ok(txgs)
+}
+
+/// A pool that is opened here, for reading alone.
+///
+/// # Errors
+/// There is none, or more than one is meant.
+pub fn read_only(target: &Target) -> Result<Imported, Failure> {
+    let search = find::search(&absolute(&target.places)?);
+    let candidate = match (&target.name, search.pools.as_slice()) {
+        (Some(name), _) => choose(&search, name)?,
+        (None, [one]) => one,
+        (None, []) => return Err(Failure::new("there is no pool that is not in use").exit(Exit::NotFound)),
+        (None, _) => return Err(Failure::usage("which pool? there are several")),
+    };
+    let paths: Vec<PathBuf> = candidate.devices.values().cloned().collect();
+    let opened = devices::open(&paths, false).map_err(run::failed)?;
+    Imported::open(opened, Access::ReadOnly, None, process::opening(run::CACHE, None)).map_err(run::failed)
+}

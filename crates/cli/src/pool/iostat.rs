@@ -1,0 +1,178 @@
+//! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters. Pure.
+
+use super::{list::bytes, order::Form};
+use crate::columns;
+use nacre_admin::{counted::Counts, pool::Figures};
+use nacre_pool::properties::size::human;
+use serde_json::json;
+
+/// What a table shows of a pool or a device, per second.
+struct Row {
+    name: String,
+    allocated: u64,
+    free: u64,
+    now: Counts,
+    before: Counts,
+    seconds: f64,
+}
+
+fn sum(pool: &Figures) -> Counts {
+    pool.devices.iter().fold(Counts::default(), |mut sum, device| {
+        let counts = &device.counts;
+        sum.reads += counts.reads;
+        sum.writes += counts.writes;
+        sum.syncs += counts.syncs;
+        sum.read_bytes += counts.read_bytes;
+        sum.written_bytes += counts.written_bytes;
+        sum.read_time += counts.read_time;
+        sum.write_time += counts.write_time;
+        sum.sync_time += counts.sync_time;
+        sum
+    })
+}
+
+impl Row {
+    /// What was counted in between, per second.
+    fn rate(&self, of: fn(&Counts) -> u64) -> u64 {
+        let counted = of(&self.now).saturating_sub(of(&self.before));
+        (counted as f64 / self.seconds.max(0.001)).round() as u64
+    }
+
+    /// How long one of them took on average, nanoseconds.
+    fn time(&self, time: fn(&Counts) -> u64, count: fn(&Counts) -> u64) -> Option<u64> {
+        let number = count(&self.now).saturating_sub(count(&self.before));
+        time(&self.now).saturating_sub(time(&self.before)).checked_div(number)
+    }
+
+    fn cells(&self, latency: bool, form: Form) -> Vec<String> {
+        let count = |number: u64| if form.exact { number.to_string() } else { human(number) };
+        let mut cells = vec![
+            self.name.clone(),
+            bytes(self.allocated, form.exact),
+            bytes(self.free, form.exact),
+            count(self.rate(|counts| counts.reads)),
+            count(self.rate(|counts| counts.writes)),
+            bytes(self.rate(|counts| counts.read_bytes), form.exact),
+            bytes(self.rate(|counts| counts.written_bytes), form.exact),
+        ];
+        if latency {
+            let times = [
+                self.time(|counts| counts.read_time, |counts| counts.reads),
+                self.time(|counts| counts.write_time, |counts| counts.writes),
+                self.time(|counts| counts.sync_time, |counts| counts.syncs),
+            ];
+            cells.extend(times.map(|time| match time {
+                None => "-".to_owned(),
+                Some(time) if form.exact => time.to_string(),
+                Some(time) => columns::nanoseconds(time).replace(' ', ""),
+            }));
+        }
+        cells
+    }
+}
+
+fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for pool in now {
+        // A pool that was imported anew counts from 0 again.
+        let earlier =
+            before.iter().find(|earlier| earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process);
+        let seconds = pool.now.saturating_sub(earlier.map_or(pool.since, |earlier| earlier.now)).max(1) as f64;
+        let before = earlier.map(sum).unwrap_or_default();
+        rows.push(Row { name: pool.name.clone(), allocated: pool.allocated, free: pool.free, now: sum(pool), before, seconds });
+        if verbose {
+            for (index, device) in pool.devices.iter().enumerate() {
+                let before = earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| device.counts).unwrap_or_default();
+                let name = format!("  {}", device.path);
+                rows.push(Row { name, allocated: device.allocated, free: device.free(), now: device.counts, before, seconds });
+            }
+        }
+    }
+    rows
+}
+
+/// The table. `seconds`: the time between the two looks, where it is known better than to the second.
+pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose: bool, latency: bool, form: Form) -> String {
+    let mut rows = rows(now, before, verbose);
+    if let Some(seconds) = seconds {
+        rows.iter_mut().for_each(|row| row.seconds = seconds);
+    }
+    if form.json {
+        return json(&rows);
+    }
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(latency, form)).collect();
+    if form.scripted {
+        return columns::scripted(
+            &cells
+                .into_iter()
+                .map(|mut row| {
+                    if let Some(name) = row.first_mut() {
+                        *name = name.trim_start().to_owned();
+                    }
+                    row
+                })
+                .collect::<Vec<_>>(),
+        );
+    }
+    let width = cells.iter().filter_map(|row| row.first()).map(|name| name.chars().count()).max().unwrap_or(0).max(10);
+    let mut text =
+        format!("{:<width$}    capacity     operations     bandwidth  {}\n", "", if latency { "       wait for      " } else { "" });
+    let line = |cells: &[String]| {
+        let mut line = String::new();
+        for (place, cell) in cells.iter().enumerate() {
+            line.push_str(&if place == 0 { format!("{cell:<width$}") } else { format!("  {cell:>5}") });
+        }
+        line.truncate(line.trim_end().len());
+        line + "\n"
+    };
+    text = text.trim_end().to_owned() + "\n";
+    let headings = ["pool", "alloc", "free", "read", "write", "read", "write", "read", "write", "sync"];
+    let shown = if latency { headings.len() } else { headings.len() - 3 };
+    text.push_str(&line(&headings.iter().take(shown).map(|heading| (*heading).to_owned()).collect::<Vec<_>>()));
+    let rule: Vec<String> = (0..shown).map(|place| "-".repeat(if place == 0 { width } else { 5 })).collect();
+    text.push_str(&line(&rule));
+    cells.iter().for_each(|row| text.push_str(&line(row)));
+    if verbose {
+        text.push_str(&line(&rule));
+    }
+    text
+}
+
+fn json(rows: &[Row]) -> String {
+    let row = |row: &Row| {
+        json!({
+            "name": row.name.trim_start(), "allocated": row.allocated, "free": row.free, "seconds": row.seconds,
+            "reads": row.rate(|counts| counts.reads), "writes": row.rate(|counts| counts.writes), "syncs": row.rate(|counts| counts.syncs),
+            "read_bytes": row.rate(|counts| counts.read_bytes), "written_bytes": row.rate(|counts| counts.written_bytes),
+            "read_ns": row.time(|counts| counts.read_time, |counts| counts.reads),
+            "write_ns": row.time(|counts| counts.write_time, |counts| counts.writes),
+            "sync_ns": row.time(|counts| counts.sync_time, |counts| counts.syncs),
+        })
+    };
+    json!({ "output_version": super::list::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_admin::pool::DeviceFigures;
+
+    fn figures(reads: u64, now: u64) -> Figures {
+        let counts = Counts { reads, read_bytes: reads * 4096, read_time: reads * 2000, ..Counts::default() };
+        let devices = vec![DeviceFigures { path: "/a".to_owned(), counts, ..DeviceFigures::default() }];
+        Figures { name: "tank".to_owned(), since: 100, now, devices, ..Figures::default() }
+    }
+
+    #[test]
+    fn rates_are_differences() {
+        let form = Form { scripted: true, exact: true, json: false };
+        let first = table(&[figures(100, 110)], &[], None, false, false, form);
+        assert_eq!(first, "tank\t0\t0\t10\t0\t40960\t0\n");
+        let next = table(&[figures(300, 112)], &[figures(100, 110)], Some(2.0), true, true, form);
+        assert_eq!(next, "tank\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n/a\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n");
+        assert!(
+            table(&[figures(0, 100)], &[], None, false, false, Form::default())
+                .starts_with("              capacity     operations     bandwidth\n")
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
+
+use super::{command::UNSERVED, words};
+use crate::{commands::Order, failure::Failure};
+use clap::ArgMatches;
+use nacre_admin::pool::{ScrubOrder, inspect::Wanted};
+use std::{ffi::OsString, path::PathBuf};
+
+/// What to do with pools.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PoolOrder {
+    /// Make one.
+    Create(ToCreate),
+    /// Destroy one.
+    Destroy { name: String, force: bool },
+    /// A table of pools.
+    List { form: Form, columns: Option<Vec<String>>, verbose: bool, names: Vec<String>, again: Again },
+    /// Their health.
+    Status { json: bool, verbose: bool, only_ill: bool, names: Vec<String>, again: Again },
+    /// More devices.
+    Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool },
+    /// Import some, or show which could be.
+    Import(ToImport),
+    /// Let some go.
+    Export { names: Vec<String>, all: bool, force: bool },
+    /// Show properties.
+    Get { form: Form, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
+    /// Set one.
+    Set { name: String, value: String, pool: String },
+    /// Show what was done.
+    History { names: Vec<String>, internal: bool, long: bool },
+    /// Show what has happened.
+    Events { name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool },
+    /// Show what devices do.
+    Iostat { form: Form, verbose: bool, latency: bool, names: Vec<String>, again: Again },
+    /// Verify, or end that.
+    Scrub { names: Vec<String>, order: ScrubOrder, wait: bool },
+    /// Wait for the end of that.
+    Wait { name: String },
+    /// Make everything durable.
+    Sync { names: Vec<String> },
+    /// Forget errors.
+    Clear { name: String },
+    /// Remove the labels of a device.
+    LabelClear { device: PathBuf, force: bool },
+    /// Show the format.
+    Inspect { target: Target, wanted: Wanted },
+    /// Check everything.
+    Check { target: Target },
+    /// Which format there is.
+    Upgrade { list: bool },
+    /// The version.
+    Version,
+    /// What pools of this version cannot do.
+    Unserved { verb: String, why: &'static str },
+}
+
+/// A pool that is imported, or one that is read from its devices.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its name or number; where devices are named, it may be missing.
+    pub name: Option<String>,
+    /// Where to look for its devices.
+    pub places: Vec<PathBuf>,
+}
+
+/// A pool to be made.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ToCreate {
+    pub name: String,
+    pub devices: Vec<PathBuf>,
+    pub size: Option<u64>,
+    pub force: bool,
+    pub only_say: bool,
+    pub properties: Vec<(String, String)>,
+    pub root_properties: Vec<(String, String)>,
+    pub altroot: Option<PathBuf>,
+    pub cache: Option<u64>,
+}
+
+/// Pools to be imported.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ToImport {
+    pub name: Option<String>,
+    pub new: Option<String>,
+    pub all: bool,
+    pub destroyed: bool,
+    pub places: Vec<PathBuf>,
+    pub properties: Vec<(String, String)>,
+    pub altroot: Option<PathBuf>,
+    pub force: bool,
+    pub rewind: bool,
+    pub txg: Option<u64>,
+    pub only_say: bool,
+    pub mount: bool,
+    pub cache: Option<u64>,
+}
+
+/// How a table looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    pub scripted: bool,
+    pub exact: bool,
+    pub json: bool,
+}
+
+/// How often something is shown, and with which time before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Again {
+    /// Seconds in between; `None`: once.
+    pub interval: Option<f64>,
+    /// How often; `None`: until interrupted.
+    pub count: Option<u64>,
+    /// `u`: seconds since 1970, `d`: a date.
+    pub time: Option<char>,
+    /// Leave out what was summed up since the import.
+    pub not_since_import: bool,
+}
+
+impl Eq for Again {}
+
+fn paths(matches: &ArgMatches, name: &str) -> Vec<PathBuf> {
+    matches.get_many::<OsString>(name).into_iter().flatten().map(PathBuf::from).collect()
+}
+
+fn texts(matches: &ArgMatches, name: &str) -> Vec<String> {
+    matches.get_many::<String>(name).into_iter().flatten().cloned().collect()
+}
+
+fn text(matches: &ArgMatches, name: &str) -> Option<String> {
+    matches.get_one::<String>(name).cloned()
+}
+
+fn list_of(matches: &ArgMatches, name: &str) -> Option<Vec<String>> {
+    text(matches, name).map(|list| list.split(',').map(|one| one.trim().to_owned()).collect())
+}
+
+fn bytes(matches: &ArgMatches, name: &str) -> Result<Option<u64>, Failure> {
+    let parse = |text: String| nacre_pool::properties::size::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")));
+    text(matches, name).map(parse).transpose()
+}
+
+fn form_of(matches: &ArgMatches) -> Form {
+    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact"), json: matches.get_flag("json") }
+}
+
+/// Names, and `[INTERVAL [COUNT]]` behind them.
+fn names_again(matches: &ArgMatches) -> Result<(Vec<String>, Again), Failure> {
+    let (names, interval, count) = words::interval(texts(matches, "POOL"))?;
+    let not_since_import = matches.try_get_one::<bool>("-y").ok().flatten().copied().unwrap_or(false);
+    let time = text(matches, "time").and_then(|text| text.chars().next());
+    Ok((names, Again { interval, count, time, not_since_import }))
+}
+
+fn target_of(matches: &ArgMatches) -> Target {
+    Target { name: text(matches, "POOL"), places: paths(matches, "places") }
+}
+
+/// Reads what `clap` has matched.
+///
+/// # Errors
+/// A value that does not fit, or options that cannot go together.
+pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
+    let Some((verb, matches)) = matches.subcommand() else {
+        return Err(Failure::usage("a command is needed").next("nacre pool --help lists them"));
+    };
+    let pool = || text(matches, "POOL").unwrap_or_default();
+    let names = || texts(matches, "POOL");
+    let flag = |name| matches.get_flag(name);
+    Ok(Order::Pool(match verb {
+        "create" => PoolOrder::Create(to_create(matches)?),
+        "destroy" => PoolOrder::Destroy { name: pool(), force: flag("force") },
+        "list" => {
+            let (names, again) = names_again(matches)?;
+            PoolOrder::List { form: form_of(matches), columns: list_of(matches, "columns"), verbose: flag("verbose"), names, again }
+        }
+        "status" => {
+            let (names, again) = names_again(matches)?;
+            PoolOrder::Status { json: flag("json"), verbose: flag("verbose"), only_ill: flag("ill"), names, again }
+        }
+        "add" => PoolOrder::Add {
+            name: pool(),
+            devices: words::devices(paths(matches, "DEVICE"))?,
+            size: bytes(matches, "size")?,
+            force: flag("force"),
+            only_say: flag("only-say"),
+        },
+        "import" => PoolOrder::Import(to_import(matches)?),
+        "export" => PoolOrder::Export { names: names(), all: flag("all"), force: flag("force") },
+        "get" => PoolOrder::Get {
+            form: form_of(matches),
+            fields: list_of(matches, "fields"),
+            properties: list_of(matches, "PROPERTIES").unwrap_or_default(),
+            names: names(),
+        },
+        "set" => {
+            let (name, value) = words::assignment(&text(matches, "PROPERTY").unwrap_or_default())?;
+            PoolOrder::Set { name, value, pool: pool() }
+        }
+        "history" => PoolOrder::History { names: names(), internal: flag("internal"), long: flag("long") },
+        "events" => PoolOrder::Events {
+            name: text(matches, "POOL"),
+            follow: flag("follow"),
+            verbose: flag("verbose"),
+            scripted: flag("scripted"),
+            clear: flag("clear"),
+        },
+        "iostat" => {
+            let (names, again) = names_again(matches)?;
+            PoolOrder::Iostat { form: form_of(matches), verbose: flag("verbose"), latency: flag("latency"), names, again }
+        }
+        "scrub" => {
+            let order = match (flag("stop"), flag("pause")) {
+                (true, _) => ScrubOrder::Stop,
+                (_, true) => ScrubOrder::Pause,
+                _ => ScrubOrder::Start,
+            };
+            PoolOrder::Scrub { names: names(), order, wait: flag("wait") }
+        }
+        "wait" => {
+            let all = texts(matches, "activity");
+            if let Some(other) = all.iter().find(|activity| {
+                !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"].contains(&activity.as_str())
+            }) {
+                return Err(Failure::usage(format!("there is no activity '{other}'")).next("-t scrub"));
+            }
+            PoolOrder::Wait { name: pool() }
+        }
+        "sync" => PoolOrder::Sync { names: names() },
+        "clear" => PoolOrder::Clear { name: pool() },
+        "labelclear" => PoolOrder::LabelClear { device: paths(matches, "DEVICE").pop().unwrap_or_default(), force: flag("force") },
+        "inspect" => {
+            let wanted =
+                Wanted { segments: flag("segments"), frames: matches.get_one::<u32>("frames").copied(), rows: text(matches, "rows") };
+            PoolOrder::Inspect { target: target_of(matches), wanted }
+        }
+        "check" => PoolOrder::Check { target: target_of(matches) },
+        "upgrade" => PoolOrder::Upgrade { list: flag("list") },
+        "version" => PoolOrder::Version,
+        other => match UNSERVED.iter().find(|(verb, _)| *verb == other) {
+            Some((verb, why)) => PoolOrder::Unserved { verb: (*verb).to_owned(), why },
+            None => return Err(Failure::usage(format!("unknown command {other}"))),
+        },
+    }))
+}
+
+fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
+    let mut root_properties = words::assignments(&texts(matches, "root-properties"))?;
+    if let Some(mountpoint) = text(matches, "mountpoint") {
+        root_properties.retain(|(name, _)| name != "mountpoint");
+        root_properties.push(("mountpoint".to_owned(), mountpoint));
+    }
+    let mut properties = words::assignments(&texts(matches, "properties"))?;
+    let altroot = altroot_of(matches, &mut properties);
+    Ok(ToCreate {
+        name: text(matches, "POOL").unwrap_or_default(),
+        devices: words::devices(paths(matches, "DEVICE"))?,
+        size: bytes(matches, "size")?,
+        force: matches.get_flag("force"),
+        only_say: matches.get_flag("only-say"),
+        properties,
+        root_properties,
+        altroot,
+        cache: bytes(matches, "cache")?,
+    })
+}
+
+/// `-R`, or the property of that meaning, which is not stored.
+fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> Option<PathBuf> {
+    let place = properties.iter().position(|(name, _)| name == "altroot");
+    let property = place.map(|place| PathBuf::from(properties.remove(place).1));
+    matches.get_one::<OsString>("altroot").map(PathBuf::from).or(property)
+}
+
+fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
+    let mut properties = words::assignments(&texts(matches, "properties"))?;
+    let altroot = altroot_of(matches, &mut properties);
+    let import = ToImport {
+        name: text(matches, "POOL"),
+        new: text(matches, "NEW"),
+        all: matches.get_flag("all"),
+        destroyed: matches.get_flag("destroyed"),
+        places: paths(matches, "places"),
+        properties,
+        altroot,
+        force: matches.get_flag("force"),
+        rewind: matches.get_flag("rewind"),
+        txg: matches.get_one::<u64>("txg").copied(),
+        only_say: matches.get_flag("only-say"),
+        mount: !matches.get_flag("no-mounts"),
+        cache: bytes(matches, "cache")?,
+    };
+    if import.all && import.name.is_some() {
+        return Err(Failure::usage("-a imports all pools: none is to be named"));
+    }
+    if import.only_say && !import.rewind {
+        return Err(Failure::usage("-n goes with -F: what would be given up is said"));
+    }
+    Ok(import)
+}

@@ -1,0 +1,544 @@
+//! The process that owns an imported pool: the engine, the mounts of its file systems, and the socket by which commands reach it.
+//!
+//! Started by [`super::start`]. It lives until the pool is exported or destroyed, or until it is told to end (SIGTERM, SIGINT: then it exports the
+//! pool). Invariants: the name of a pool is locked before anything is written, so that there is one process for it; the socket has its name
+//! only while it is listened to; an order that was received is carried out and answered before the process ends.
+
+use super::{
+    client, importing, known,
+    mounts::FuseMounts,
+    start::{self, How, Start},
+    wire::{self, ORDER_MAX},
+};
+use crate::{
+    daemon,
+    failure::{Exit, Failure},
+    runtime,
+};
+use nacre_admin::{
+    Imported, Kind, Mounts, Opening, Order, Progress, Refusal, Silent, Told, Verb, fs,
+    pool::{self, devices},
+};
+use nacre_pool::Txg;
+use nacre_pool::store::Access;
+use nacre_sys::signals::{Signal, Signals};
+use parking_lot::Mutex;
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    fs::{FlockOperation, Mode, OFlags, flock, open},
+    io::Errno,
+};
+use std::{
+    fs::File,
+    hash::{BuildHasher, RandomState},
+    io::{self, BufReader},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{MetadataExt, OpenOptionsExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long a command may take to send its order, and to take a piece of an answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a name may be held by somebody who does not answer.
+const TAKEN: Duration = Duration::from_secs(3);
+
+/// What this process was started for, if it was.
+///
+/// # Errors
+/// An order that is not understood.
+pub fn order() -> Option<Result<Start, Failure>> {
+    let text = std::env::var(start::NAME).ok().filter(|_| daemon::is_background())?;
+    Some(serde_json::from_str(&text).map_err(|error| Failure::new(format!("the order to own a pool is not understood: {error}"))))
+}
+
+/// The name of a pool, taken by this process until it ends.
+struct Name {
+    path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Name {
+    fn take(directory: &Path, start: &Start) -> Result<Name, Failure> {
+        let path = directory.join(client::file(&start.name)).with_extension("lock");
+        let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
+        let until = Instant::now() + TAKEN;
+        loop {
+            let lock =
+                open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                // Held by a process that was killed, or that is about to answer or to fail.
+                Err(Errno::WOULDBLOCK) if Instant::now() < until && !client::lives(&start.name) => {
+                    thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
+                    return Err(
+                        Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name)).exit(Exit::Busy)
+                    );
+                }
+                Err(error) => return Err(failed(error)),
+            }
+            // The one who had it may have removed the file since we opened it.
+            let held = File::from(lock);
+            let same = match (held.metadata(), std::fs::metadata(&path)) {
+                (Ok(held), Ok(there)) => (held.dev(), held.ino()) == (there.dev(), there.ino()),
+                _ => false,
+            };
+            if same {
+                return Ok(Name { path: path.clone(), _lock: held.into() });
+            }
+        }
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        // While it is locked still: whoever waits for it sees that it is another one then.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// What all threads of the process know.
+struct Office {
+    imported: Arc<Imported>,
+    mounts: Arc<dyn Mounts>,
+    /// Verbs that change something, one at a time.
+    changing: Mutex<()>,
+    /// Orders in the making.
+    busy: Mutex<usize>,
+    /// Written to when there are fewer of these, or when the end is asked for.
+    changed: OwnedFd,
+    ending: AtomicBool,
+    /// The pool is exported or destroyed: nothing is left to do.
+    gone: AtomicBool,
+}
+
+impl Office {
+    /// Whether the pool is gone, or the process is told to end.
+    fn ends(&self) -> bool {
+        self.ending.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
+    }
+
+    fn tell(&self) {
+        // It cannot fail before 2^64 of them were not read.
+        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
+    }
+}
+
+/// An order in the making.
+struct Busy(Arc<Office>);
+
+impl Busy {
+    fn new(office: &Arc<Office>) -> Busy {
+        *office.busy.lock() += 1;
+        Busy(Arc::clone(office))
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        *self.0.busy.lock() -= 1;
+        self.0.tell();
+    }
+}
+
+/// How long a snapshot that is asked for by its directory waits for other commands.
+const TURN: Duration = Duration::from_secs(5);
+
+/// Owns a pool to its end.
+///
+/// # Errors
+/// Why it does not, or how it ended badly.
+pub fn run(start: &Start) -> Result<(), Failure> {
+    daemon::leave_session()?;
+    let directory = runtime::own()?;
+    let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
+    daemon::settle();
+    let name = Name::take(&directory, start)?;
+    log(&directory, start)?;
+    let imported = import(start).map_err(|refusal| {
+        drop_empty_log(&directory, start);
+        client::failure(&refusal)
+    })?;
+    let imported = Arc::new(imported);
+    let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool)));
+    let office = Arc::new(Office {
+        mounts: mounts.clone(),
+        imported,
+        changing: Mutex::new(()),
+        busy: Mutex::new(0),
+        changed,
+        ending: AtomicBool::new(false),
+        gone: AtomicBool::new(false),
+    });
+    let behind = Arc::downgrade(&office);
+    mounts.carry_out(Arc::new(move |request| {
+        let Some(office) = behind.upgrade() else { return Err(Refusal::new(Kind::Busy, "the pool is being let go")) };
+        // Whoever changes something may wait for this mount to end, and so for us.
+        let changing = office.changing.try_lock_for(TURN);
+        let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
+        fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
+    }));
+    let served = serve(start, &directory, &office, signals);
+    let ended = if office.gone.load(Ordering::SeqCst) { Ok(()) } else { leave(&office) };
+    drop_empty_log(&directory, start);
+    drop(name);
+    served.and(ended)
+}
+
+/// Serves the pool until it is gone or the end is asked for.
+fn serve(start: &Start, directory: &Path, office: &Arc<Office>, signals: Signals) -> Result<(), Failure> {
+    obey(signals, Arc::clone(office))?;
+    let socket = directory.join(client::file(&start.name));
+    let listener = listen_on(&socket)?;
+    let ready = get_ready(start, office).and_then(|()| daemon::report_ready()).and_then(|()| daemon::leave_directory());
+    let listened = ready.and_then(|()| listen(office, &listener));
+    // The name first: a command that finds none knows that the pool is not imported.
+    let removed = std::fs::remove_file(&socket);
+    drop(listener);
+    while *office.busy.lock() > 0 {
+        wait(office, None)?;
+    }
+    listened.and(removed.map_err(|error| Failure::io("cannot remove", socket.display(), &error)))
+}
+
+/// What follows an import: notes for later, mounts.
+fn get_ready(start: &Start, office: &Office) -> Result<(), Failure> {
+    let Office { imported, mounts, .. } = office;
+    pool::remember(imported, rustix::process::getuid().as_raw(), &start.command);
+    let class = if matches!(start.how, How::Create { .. }) { "pool_create" } else { "pool_import" };
+    imported.watch.note(&format!("sysevent.fs.zfs.{class}"), vec![("pool".to_owned(), imported.name())]);
+    keep(imported);
+    if start.mount {
+        fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
+    }
+    Ok(())
+}
+
+/// Keeps where the pool lies, so that an import finds it.
+fn keep(imported: &Imported) {
+    let devices = imported.devices.read().iter().map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device))).collect();
+    if let Err(failure) = known::keep(imported.store.identity().pool, &imported.name(), devices) {
+        tracing::warn!(error = %failure, "an import will have to be told where the pool lies");
+    }
+}
+
+/// A log that says nothing is not worth keeping.
+fn drop_empty_log(directory: &Path, start: &Start) {
+    let path = directory.join(client::file(&start.name)).with_extension("log");
+    if std::fs::metadata(&path).is_ok_and(|log| log.len() == 0) {
+        // One that stays is written over by the next import.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// What is worth a line goes to a file beside the socket; it begins anew with each import.
+fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
+    let path = directory.join(client::file(&start.name)).with_extension("log");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(&path);
+    let file = file.map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
+    let builder =
+        tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::INFO).with_target(false).with_ansi(false);
+    let started = builder.with_writer(std::sync::Mutex::new(file)).try_init();
+    started.map_err(|error| Failure::new(format!("cannot start the log: {error}")))
+}
+
+/// Exports because the process must end.
+fn leave(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    let exported = fs::unmount_all(&office.imported, &*office.mounts, true).and_then(|()| Ok(office.imported.export()?));
+    exported.map_err(|refusal| {
+        tracing::error!(error = %refusal, "the pool was not exported in order");
+        client::failure(&refusal)
+    })
+}
+
+/// What an import by this user on this machine stands on.
+pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
+    let home = match rustix::process::geteuid().is_root() {
+        true => PathBuf::from("/"),
+        false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
+    };
+    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, home }
+}
+
+fn import(start: &Start) -> Result<Imported, Refusal> {
+    let opening = opening(start.cache, start.altroot.clone());
+    let imported = match &start.how {
+        How::Create { size, force, properties } => {
+            let doing = format!("cannot create '{}'", start.name);
+            free_mountpoint(&doing, &opening, &start.name, properties)?;
+            let fresh = devices::fresh(&start.devices, *size, *force)?;
+            fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
+            let imported = Imported::create(fresh.devices(), &start.name, opening)?;
+            let set = imported.set_up(properties, &start.properties);
+            if let Err(refusal) = set {
+                // Nobody must take what is left for a pool.
+                if let Err(error) = imported.destroy() {
+                    tracing::warn!(%error, "a pool that was not finished keeps its labels");
+                }
+                return Err(refusal);
+            }
+            drop(fresh.take());
+            return Ok(imported);
+        }
+        How::Import { old, read_only, txg, rewind } => {
+            let name = (start.name != *old).then_some(start.name.as_str());
+            let opened = open_devices(&start.devices, !read_only)?;
+            let access = match (read_only, txg) {
+                (true, _) => Access::ReadOnly,
+                (false, Some(txg)) => Access::Rewind(Txg(*txg)),
+                (false, None) => Access::ReadWrite,
+            };
+            match Imported::open(opened.clone(), access, name, opening.clone()) {
+                Err(refusal) if *rewind && access == Access::ReadWrite && refusal.kind == Kind::Io => {
+                    go_back(&refusal, opened, name, &opening)?
+                }
+                imported => imported.map_err(|refusal| of_import(old, refusal))?,
+            }
+        }
+    };
+    if !imported.read_only {
+        imported.set_up(&[], &start.properties)?;
+    }
+    Ok(imported)
+}
+
+/// Opens the devices; one that a process which was killed still holds is waited for.
+fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_pool::device::Device>>, Refusal> {
+    let until = Instant::now() + TAKEN / 2;
+    loop {
+        match devices::open(paths, writable) {
+            Err(refusal) if refusal.kind == Kind::Busy && Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            opened => return opened,
+        }
+    }
+}
+
+fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
+    refusal.what = format!("cannot import '{name}': {}", refusal.what);
+    if refusal.kind == Kind::Io && refusal.next.is_empty() {
+        refusal.next = "-F goes back to the newest state that can be read".to_owned();
+    }
+    refusal
+}
+
+/// The newest state that can be read, since the last one cannot.
+fn go_back(
+    why: &Refusal,
+    opened: Vec<Arc<dyn nacre_pool::device::Device>>,
+    name: Option<&str>,
+    opening: &Opening,
+) -> Result<Imported, Refusal> {
+    let states = importing::states(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+    for txg in states.into_iter().skip(1) {
+        match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {
+            Ok(imported) => {
+                super::run::tell(&format!("the last state cannot be read ({why}): the pool is as it was after transaction group {txg}"));
+                return Ok(imported);
+            }
+            Err(refusal) => tracing::info!(txg, error = %refusal, "this state cannot be read either"),
+        }
+    }
+    Err(Refusal::new(Kind::Io, format!("no state that is kept can be read: {why}")))
+}
+
+/// A new pool's file system is not mounted over something.
+fn free_mountpoint(doing: &str, opening: &Opening, name: &str, properties: &[(String, String)]) -> Result<(), Refusal> {
+    let named = properties.iter().find(|(property, _)| property == "mountpoint").map(|(_, value)| value.as_str());
+    let place = match named {
+        Some("none" | "legacy") => return Ok(()),
+        Some(path) => PathBuf::from(path),
+        None => opening.home.join(name),
+    };
+    let place = opening.altroot.as_ref().map_or_else(|| place.clone(), |root| root.join(place.strip_prefix("/").unwrap_or(&place)));
+    let used = match std::fs::read_dir(&place) {
+        Ok(mut entries) => entries.next().map(|_| "exists and is not empty"),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Some("is not a directory"),
+        Err(_) => None,
+    };
+    used.map_or(Ok(()), |used| {
+        let what = format!("{doing}: mountpoint '{}' {used}", place.display());
+        Err(Refusal::new(Kind::Exists, what).next("use '-m' option to provide a different default"))
+    })
+}
+
+/// Numbers that nobody guesses: a keyed hash of a counter, the key from the system.
+fn entropy() -> nacre_pool::engine::Entropy {
+    let (key, count) = (RandomState::new(), AtomicU64::new(0));
+    Arc::new(move || key.hash_one(count.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// A socket that has its name only when it is listened to.
+fn listen_on(socket: &Path) -> Result<UnixListener, Failure> {
+    let failed = |error: io::Error| Failure::io("cannot listen on", socket.display(), &error);
+    let unready = socket.with_extension("new");
+    // Left by a process that is gone: we hold the name.
+    let _ = std::fs::remove_file(&unready);
+    let listener = UnixListener::bind(&unready).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    std::fs::rename(&unready, socket).map_err(failed)?;
+    Ok(listener)
+}
+
+fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
+    let act = move || {
+        loop {
+            match signals.next() {
+                Ok(Signal::Interrupt | Signal::Terminate) => {
+                    office.ending.store(true, Ordering::SeqCst);
+                    office.tell();
+                }
+                Ok(Signal::Hangup | Signal::User1) => {}
+                Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("nacre-signals".to_owned()).spawn(act);
+    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
+}
+
+/// Waits for something to happen.
+fn wait(office: &Office, listener: Option<&UnixListener>) -> Result<(), Failure> {
+    let mut waited = vec![PollFd::new(&office.changed, PollFlags::IN)];
+    waited.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+    match poll(&mut waited, None) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(Failure::io("cannot wait for", "orders", &error.into())),
+    }
+    // What was told is looked up by whoever waits; there may be nothing to read.
+    let _ = rustix::io::read(&office.changed, &mut [0; 8]);
+    Ok(())
+}
+
+/// Takes orders until the pool is gone or the end is asked for.
+fn listen(office: &Arc<Office>, listener: &UnixListener) -> Result<(), Failure> {
+    loop {
+        if office.ends() {
+            return Ok(());
+        }
+        wait(office, Some(listener))?;
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let busy = Arc::clone(office);
+                let thread = thread::Builder::new().name("nacre-order".to_owned()).spawn(move || answer(&stream, &busy));
+                if let Err(error) = thread {
+                    tracing::warn!(%error, "an order could not be taken");
+                }
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
+            Err(error) => {
+                tracing::warn!(%error, "an order could not be taken");
+                // Out of descriptors: do not turn in circles until there are some again.
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Answers the orders of one caller. Only root and the pool's owner are answered.
+fn answer(stream: &UnixStream, office: &Arc<Office>) {
+    let Ok(peer) = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.uid) else { return };
+    if !peer.is_root() && peer != rustix::process::geteuid() {
+        return;
+    }
+    if stream.set_nonblocking(false).and_then(|()| stream.set_write_timeout(Some(PATIENCE))).is_err() {
+        return;
+    }
+    let mut reader = BufReader::new(stream);
+    // The other side is gone, or talks nonsense: nothing is owed to it.
+    while let Ok(Some(order)) = wire::receive::<Order>(&mut reader, ORDER_MAX) {
+        let busy = Busy::new(office);
+        if office.ends() {
+            return;
+        }
+        let told = carry_out(office, order, peer.as_raw(), &mut Notes { stream, office });
+        if wire::send(stream, &told).is_err() {
+            return;
+        }
+        drop(busy);
+    }
+}
+
+fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> Told {
+    let (imported, mounts) = (&*office.imported, &*office.mounts);
+    match order.verb {
+        Verb::Fs(request) => {
+            let changes = request.changes();
+            let _changing = request.alone().then(|| office.changing.lock());
+            let done = fs::run(imported, mounts, request, notes);
+            if changes && done.is_ok() {
+                pool::remember(imported, uid, &order.command);
+            }
+            done.map_or_else(Told::Refused, Told::Fs)
+        }
+        Verb::Pool(request) => {
+            let (changes, ends) = (request.changes(), request.ends());
+            let destroys = matches!(request, pool::Request::Destroy { .. });
+            let adds = matches!(request, pool::Request::Add { .. });
+            let _changing = changes.then(|| office.changing.lock());
+            if ends {
+                // Afterwards nothing is written any more.
+                pool::remember(imported, uid, &order.command);
+            }
+            let done = pool::run(imported, mounts, request, notes);
+            if done.is_ok() {
+                office.gone.fetch_or(ends, Ordering::SeqCst);
+                if changes && !ends {
+                    pool::remember(imported, uid, &order.command);
+                }
+                if adds {
+                    keep(imported);
+                }
+                if destroys {
+                    known::forget(imported.store.identity().pool);
+                }
+            }
+            done.map_or_else(Told::Refused, Told::Pool)
+        }
+    }
+}
+
+/// Notes go to the caller; whoever only waits is told to end when the process does.
+struct Notes<'a> {
+    stream: &'a UnixStream,
+    office: &'a Office,
+}
+
+impl Progress for Notes<'_> {
+    fn note(&mut self, line: &str) -> bool {
+        !self.office.ends() && wire::send(self.stream, &Told::Note(line.to_owned())).is_ok()
+    }
+}
+
+/// Notes go to standard error, which leads to whoever started us until we are ready.
+struct Said;
+
+impl Progress for Said {
+    fn note(&mut self, line: &str) -> bool {
+        super::run::tell(line);
+        true
+    }
+}

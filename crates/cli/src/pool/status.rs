@@ -1,0 +1,190 @@
+//! `nacre pool status`: the health of a pool in ZFS' form, and as JSON. Pure.
+
+use super::dates;
+use nacre_admin::pool::{Figures, Phase, ScrubReport, Status, figures::percent};
+use nacre_pool::properties::size::human_bytes;
+use serde_json::json;
+
+/// Whether something is wrong with a pool.
+pub fn is_ill(status: &Status) -> bool {
+    let errors = |figures: &Figures| {
+        figures.devices.iter().any(|device| device.counts.read_errors + device.counts.write_errors + device.counts.checksum_errors > 0)
+    };
+    status.figures.suspended.is_some() || status.damaged > 0 || errors(&status.figures)
+}
+
+/// The text for one pool. `names`: damaged files are shown by name.
+pub fn text(status: &Status, names: bool) -> String {
+    let figures = &status.figures;
+    let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
+    for (heading, words) in advice(status) {
+        text.push_str(&format!("{heading}: {}\n", words.replace('\n', "\n\t")));
+    }
+    if let Some(scan) = scan(&status.scrub, figures.now) {
+        text.push_str(&format!("  scan: {scan}\n"));
+    }
+    text.push_str("config:\n\n");
+    text.push_str(&config(figures));
+    text.push('\n');
+    text.push_str(&match (status.damaged, names) {
+        (0, _) => "errors: No known data errors\n".to_owned(),
+        (damaged, false) => format!("errors: {damaged} data errors, use '-v' for a list\n"),
+        (_, true) => {
+            let files: Vec<String> = status.names.iter().map(|name| format!("        {name}\n")).collect();
+            format!("errors: Permanent errors have been detected in the following files:\n\n{}", files.concat())
+        }
+    });
+    text
+}
+
+/// What is wrong, and what to do.
+fn advice(status: &Status) -> Vec<(&'static str, String)> {
+    let figures = &status.figures;
+    if let Some(why) = &figures.suspended {
+        return vec![
+            ("status", format!("A write has failed, and nothing is accepted any more. What was durable before is.\n{why}")),
+            ("action", format!("Cure the device. Then let the pool go with 'nacre pool export -f {0}' and import it again.", figures.name)),
+        ];
+    }
+    if status.damaged > 0 {
+        return vec![
+            (
+                "status",
+                "One or more devices has experienced an error resulting in data\ncorruption.  Applications may be affected.".to_owned(),
+            ),
+            ("action", "Restore the file in question if possible.  Otherwise restore the\nentire pool from backup.".to_owned()),
+        ];
+    }
+    if is_ill(status) {
+        return vec![
+            ("status", "One or more devices has experienced an error.  Nothing that is stored now\nis known to be damaged.".to_owned()),
+            ("action", format!("Verify with 'nacre pool scrub {0}', and forget the errors with\n'nacre pool clear {0}'.", figures.name)),
+        ];
+    }
+    Vec::new()
+}
+
+fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
+    let seconds = scrub.elapsed / 1000;
+    Some(match scrub.phase {
+        Phase::Never => return None,
+        Phase::Finished => {
+            format!("scrub repaired 0B in {} with {} errors on {}", dates::length(seconds), scrub.errors, dates::long(scrub.ended))
+        }
+        Phase::Canceled => format!("scrub canceled on {}", dates::long(scrub.ended)),
+        Phase::Running | Phase::Paused => {
+            let done = percent(scrub.examined.saturating_mul(100), scrub.total).min(10_000);
+            let head = match scrub.phase {
+                Phase::Paused => {
+                    format!("scrub paused since {}\n\tscrub started on {}", dates::long(scrub.ended), dates::long(scrub.started))
+                }
+                _ => format!("scrub in progress since {}", dates::long(scrub.started)),
+            };
+            let speed = scrub.examined.saturating_mul(1000) / scrub.elapsed.max(1);
+            let left = scrub.total.saturating_sub(scrub.examined) / speed.max(1);
+            let to_go = match scrub.phase {
+                Phase::Paused => String::new(),
+                _ if speed == 0 || now == scrub.started => ", no estimated completion time".to_owned(),
+                _ => format!(", {} to go", dates::length(left)),
+            };
+            format!(
+                "{head}\n\t{} / {} scanned at {}/s\n\t{} errors, {}.{:02}% done{to_go}",
+                human_bytes(scrub.examined),
+                human_bytes(scrub.total),
+                human_bytes(speed),
+                scrub.errors,
+                done / 100,
+                done % 100,
+            )
+        }
+    })
+}
+
+/// The tree of devices with their errors.
+fn config(figures: &Figures) -> String {
+    let width = figures.devices.iter().map(|device| device.path.chars().count() + 2).chain([figures.name.len(), 10]).max().unwrap_or(10);
+    let row = |name: &str, state: &str, errors: [String; 3]| {
+        let [read, write, checksum] = errors;
+        format!("\t{name:<width$}  {state:<9} {read:>4} {write:>5} {checksum:>5}\n")
+    };
+    let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned));
+    let counts =
+        |of: fn(&nacre_admin::counted::Counts) -> u64| figures.devices.iter().map(|device| of(&device.counts)).sum::<u64>().to_string();
+    let sums = [counts(|counts| counts.read_errors), counts(|counts| counts.write_errors), counts(|counts| counts.checksum_errors)];
+    text.push_str(&row(&figures.name, &figures.health, sums));
+    for device in &figures.devices {
+        let counts = &device.counts;
+        let errors = [counts.read_errors, counts.write_errors, counts.checksum_errors].map(|number| number.to_string());
+        text.push_str(&row(&format!("  {}", device.path), "ONLINE", errors));
+    }
+    text
+}
+
+/// Pools as JSON.
+pub fn json(all: &[Status]) -> String {
+    let mut pools = serde_json::Map::new();
+    for status in all {
+        let figures = &status.figures;
+        let device = |device: &nacre_admin::pool::DeviceFigures| {
+            json!({
+                "name": device.path, "vdev_type": if device.path.starts_with("/dev/") { "disk" } else { "file" }, "guid": device.guid.to_string(),
+                "state": "ONLINE", "alloc_space": device.allocated, "total_space": device.size,
+                "read_errors": device.counts.read_errors, "write_errors": device.counts.write_errors,
+                "checksum_errors": device.counts.checksum_errors,
+            })
+        };
+        let scrub = &status.scrub;
+        let scan = json!({
+            "function": "SCRUB", "state": format!("{:?}", scrub.phase).to_uppercase(), "start_time": scrub.started, "end_time": scrub.ended,
+            "examined": scrub.examined, "to_examine": scrub.total, "errors": scrub.errors, "elapsed_ms": scrub.elapsed,
+        });
+        let pool = json!({
+            "name": figures.name, "state": figures.health, "pool_guid": figures.guid.to_string(), "txg": figures.txg.to_string(),
+            "suspended": figures.suspended, "process": figures.process, "since": figures.since, "read_only": figures.read_only,
+            "scan_stats": scan, "vdevs": figures.devices.iter().map(device).collect::<Vec<_>>(),
+            "error_count": status.damaged, "errors": status.names,
+        });
+        pools.insert(figures.name.clone(), pool);
+    }
+    json!({ "output_version": super::list::version("status"), "pools": pools }).to_string() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_admin::pool::DeviceFigures;
+
+    fn status() -> Status {
+        let devices = vec![DeviceFigures { path: "/srv/a".to_owned(), ..DeviceFigures::default() }];
+        let figures = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, ..Figures::default() };
+        Status { figures, ..Status::default() }
+    }
+
+    #[test]
+    fn a_pool_in_order() {
+        let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
+        assert_eq!(text(&status(), false), expected);
+        assert!(!is_ill(&status()));
+    }
+
+    #[test]
+    fn damage_is_told() {
+        let mut status = status();
+        status.damaged = 2;
+        status.names = vec!["tank:/a".to_owned()];
+        assert!(is_ill(&status));
+        assert!(text(&status, false).ends_with("errors: 2 data errors, use '-v' for a list\n"));
+        assert!(text(&status, true).ends_with("in the following files:\n\n        tank:/a\n"));
+        status.figures.suspended = Some("writing /srv/a: no".to_owned());
+        assert!(text(&status, false).contains("status: A write has failed"));
+    }
+
+    #[test]
+    fn a_scrub_tells_how_far_it_is() {
+        let mut status = status();
+        status.scrub =
+            ScrubReport { phase: Phase::Running, total: 1000, examined: 250, elapsed: 1000, started: 5, ..ScrubReport::default() };
+        status.figures.now = 6;
+        assert!(text(&status, false).contains("250B / 1000B scanned at 250B/s\n\t0 errors, 25.00% done, 00:00:03 to go"));
+    }
+}

@@ -1,0 +1,123 @@
+//! What stands in command lines of pools: assignments, devices, intervals. Pure.
+
+use crate::failure::Failure;
+use std::path::{Path, PathBuf};
+
+/// Words by which `zpool` says how devices are put together.
+const ARRANGEMENTS: [&str; 12] =
+    ["mirror", "raidz", "raidz1", "raidz2", "raidz3", "draid", "log", "cache", "spare", "special", "dedup", "replacing"];
+
+/// `PROPERTY=VALUE`.
+///
+/// # Errors
+/// There is no `=`.
+pub fn assignment(text: &str) -> Result<(String, String), Failure> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(Failure::usage(format!("missing value in property=value argument: '{text}'"))),
+    }
+}
+
+/// Several of them; what is there twice is refused.
+///
+/// # Errors
+/// As [`assignment`].
+pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
+    let mut found: Vec<(String, String)> = Vec::new();
+    for text in texts {
+        let (name, value) = assignment(text)?;
+        if found.iter().any(|(other, _)| *other == name) {
+            return Err(Failure::usage(format!("property '{name}' specified multiple times")));
+        }
+        found.push((name, value));
+    }
+    Ok(found)
+}
+
+/// The devices of a pool: plain ones only. A name without a slash that is not there is one in `/dev`.
+///
+/// # Errors
+/// Words for mirrors and their like.
+pub fn devices(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+    paths.into_iter().map(device).collect()
+}
+
+fn device(path: PathBuf) -> Result<PathBuf, Failure> {
+    let word = path.to_str().filter(|text| !text.contains('/'));
+    if let Some(word) = word {
+        let kind = word.split(':').next().unwrap_or_default();
+        if ARRANGEMENTS.contains(&kind) {
+            return Err(Failure::usage(format!("'{word}': devices of a pool hold no copies of each other, and all have the same use"))
+                .next("name the devices alone: the pool spreads over them"));
+        }
+        let known = Path::new("/dev").join(word);
+        if !path.exists() && known.exists() {
+            return Ok(known);
+        }
+    }
+    std::path::absolute(&path).map_err(|error| Failure::io("cannot resolve", path.display(), &error))
+}
+
+/// Names, seconds between tables, and how many.
+pub type Repeated = (Vec<String>, Option<f64>, Option<u64>);
+
+/// Names, and behind them an interval in seconds and a count.
+///
+/// # Errors
+/// An interval of 0, or what is no number behind a number.
+pub fn interval(mut names: Vec<String>) -> Result<Repeated, Failure> {
+    // No name of a pool begins with a digit.
+    let Some(first) = names.iter().position(|name| name.starts_with(|c: char| c.is_ascii_digit() || c == '.')) else {
+        return Ok((names, None, None));
+    };
+    let numbers = names.split_off(first);
+    let bad = |text: &str| Failure::usage(format!("'{text}' is not a number of seconds, or of tables"));
+    let [interval, count @ ..] = numbers.as_slice() else { return Ok((names, None, None)) };
+    let seconds: f64 = interval.parse().map_err(|_| bad(interval))?;
+    if !(0.01..=86_400_000.0).contains(&seconds) {
+        return Err(Failure::usage(format!("interval: '{interval}' is not a number of seconds from 0.01 to 86400000")));
+    }
+    let count = match count {
+        [] => None,
+        [count] => Some(count.parse().ok().filter(|count| *count > 0).ok_or_else(|| bad(count))?),
+        [_, more, ..] => return Err(Failure::usage(format!("too many arguments: '{more}'"))),
+    };
+    Ok((names, Some(seconds), count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn assignments_are_whole() {
+        assert_eq!(assignment("a=b=c").unwrap(), ("a".to_owned(), "b=c".to_owned()));
+        assert_eq!(assignment("a=").unwrap().1, "");
+        assert!(assignment("a").is_err() && assignment("=a").is_err());
+        assert!(assignments(&strings(&["a=1", "a=2"])).is_err());
+    }
+
+    #[test]
+    fn arrangements_are_refused() {
+        for word in ["mirror", "raidz2", "draid:2d", "log", "spare"] {
+            assert!(devices(vec![PathBuf::from(word)]).is_err(), "{word}");
+        }
+        assert_eq!(devices(vec![PathBuf::from("null")]).unwrap(), [PathBuf::from("/dev/null")]);
+        assert_eq!(devices(vec![PathBuf::from("/a/b")]).unwrap(), [PathBuf::from("/a/b")]);
+        assert!(devices(vec![PathBuf::from("file")]).unwrap()[0].is_absolute());
+    }
+
+    #[test]
+    fn intervals_stand_behind_names() {
+        assert_eq!(interval(strings(&["tank"])).unwrap(), (strings(&["tank"]), None, None));
+        assert_eq!(interval(strings(&["tank", "2"])).unwrap(), (strings(&["tank"]), Some(2.0), None));
+        assert_eq!(interval(strings(&["0.5", "3"])).unwrap(), (strings(&[]), Some(0.5), Some(3)));
+        for wrong in [&["0"][..], &["1", "0"], &["1", "x"], &["1", "2", "3"], &["1x"]] {
+            assert!(interval(strings(wrong)).is_err(), "{wrong:?}");
+        }
+    }
+}

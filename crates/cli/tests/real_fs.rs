@@ -1,0 +1,323 @@
+//! `nacre fs` through the real program on real mounts: snapshots of what was only written, mounts that follow names, going back, quotas, and
+//! an ordinary user who needs no root.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{as_root, finish, is_mounted, nacre, scratch, text};
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Whom every system has: fusermount3 asks for the name.
+const NOBODY: u32 = 65_534;
+
+/// A pool on a file, mounted in a scratch directory; it goes with the test.
+struct Pool {
+    place: tempfile::TempDir,
+    name: String,
+    user: Option<u32>,
+}
+
+impl Pool {
+    fn new(short: &str, more: &[&str]) -> Pool {
+        Pool::of(short, more, None)
+    }
+
+    fn of(short: &str, more: &[&str], user: Option<u32>) -> Pool {
+        let pool = Pool { place: scratch(), name: format!("fs{short}{}", std::process::id()), user };
+        if let Some(uid) = user {
+            fs::set_permissions(pool.place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            let home = pool.path("home");
+            fs::create_dir(&home).unwrap();
+            std::os::unix::fs::chown(&home, Some(uid), Some(uid)).unwrap();
+            fs::create_dir(pool.path("home/run")).unwrap();
+            std::os::unix::fs::chown(pool.path("home/run"), Some(uid), Some(uid)).unwrap();
+            fs::set_permissions(pool.path("home/run"), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        let image = pool.path(if user.is_some() { "home/image" } else { "image" });
+        let at = pool.root();
+        let mut words = vec!["pool", "create", "--size", "256M", "-m", at.to_str().unwrap()];
+        words.extend(more);
+        words.extend([pool.name.as_str(), image.to_str().unwrap()]);
+        pool.nacre(&words);
+        pool
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// Where the pool's own file system is mounted.
+    fn root(&self) -> PathBuf {
+        self.path(if self.user.is_some() { "home/tank" } else { "tank" })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(nacre());
+        command.arg0(program).current_dir(self.place.path()).env("LC_ALL", "C").env("TZ", "UTC").env("NO_COLOR", "1");
+        command.env("NACRE_STATE_DIR", self.path("state"));
+        if let Some(uid) = self.user {
+            command.uid(uid).gid(uid).env("HOME", self.path("home")).env("XDG_RUNTIME_DIR", self.path("home/run"));
+            command.env("NACRE_STATE_DIR", self.path("home/state"));
+        }
+        command
+    }
+
+    fn nacre(&self, words: &[&str]) -> String {
+        let output = finish(self.command("nacre").args(words));
+        assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// `@` stands for the pool's name in what is said about file systems.
+    fn words(&self, line: &str) -> Vec<String> {
+        line.split(' ').map(|word| word.replace('%', &self.name)).collect()
+    }
+
+    /// A command line of `nacre fs`, in which `%` stands for the pool's name; what it prints, with the name back again.
+    fn fs(&self, line: &str) -> String {
+        let output = self.try_fs(line);
+        assert!(output.status.success(), "{line}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout).replace(&self.name, "%")
+    }
+
+    fn try_fs(&self, line: &str) -> Output {
+        finish(self.command("nacre").arg("fs").args(self.words(line)))
+    }
+
+    /// The exit code and what it says instead of doing it.
+    fn refused(&self, line: &str) -> (i32, String) {
+        let output = self.try_fs(line);
+        assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));
+        (output.status.code().unwrap(), text(&output.stderr).replace(&self.name, "%"))
+    }
+
+    fn check(&self) {
+        self.nacre(&["pool", "sync", &self.name]);
+        self.nacre(&["pool", "check", &self.name]);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Whatever state it is in: the directory is cleared in any case.
+        let _ = self.command("nacre").args(["pool", "export", "-f", &self.name]).output();
+        mounting::clear(self.place.path());
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_snapshot_holds_what_was_written_and_not_synced() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("snap", &[]);
+    pool.fs("create %/a");
+    let mut files = Vec::new();
+    // Open, not synced, not closed: the kernel may keep all of it.
+    for number in 0..20 {
+        let mut file = fs::File::create(pool.root().join(format!("a/{number}"))).unwrap();
+        file.write_all(&vec![number; 100_000]).unwrap();
+        files.push(file);
+    }
+    pool.fs("snapshot -r %@now");
+    for (number, file) in files.iter_mut().enumerate() {
+        file.write_all(b"later").unwrap();
+        let then = pool.root().join(format!("a/.zfs/snapshot/now/{number}"));
+        assert_eq!(fs::read(then).unwrap(), vec![number as u8; 100_000]);
+    }
+    let reading = fs::File::open(pool.root().join("a/.zfs/snapshot/now/3")).unwrap();
+    assert_eq!(pool.refused("destroy %/a@now").0, 5);
+    drop(reading);
+    pool.fs("clone %/a@now %/c");
+    assert_eq!(fs::read(pool.root().join("c/7")).unwrap(), vec![7; 100_000]);
+    fs::write(pool.root().join("c/7"), "mine").unwrap();
+    pool.fs("promote %/c");
+    assert_eq!(pool.fs("list -H -o name,origin -r %"), "%\t-\n%/a\t%/c@now\n%/c\t-\n");
+    drop(files);
+    assert_eq!(fs::metadata(pool.root().join("a/7")).unwrap().len(), 100_005);
+    pool.check();
+}
+
+#[test]
+fn mounts_follow_names_and_properties() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("move", &[]);
+    let elsewhere = pool.path("elsewhere");
+    for name in ["%/a", "%/a/b"] {
+        pool.fs(&format!("create {name}"));
+    }
+    fs::write(pool.root().join("a/b/f"), "content").unwrap();
+    pool.fs(&format!("set mountpoint={} %/a", elsewhere.display()));
+    assert_eq!(read(elsewhere.join("b/f")), "content");
+    assert!(!pool.root().join("a").exists(), "the directory that was made for the mount is still there");
+    // One file in use below keeps everything where it is.
+    let held = fs::File::open(elsewhere.join("b/f")).unwrap();
+    let (code, said) = pool.refused("inherit mountpoint %/a");
+    assert_eq!(code, 5, "{said}");
+    assert_eq!(read(elsewhere.join("b/f")), "content");
+    drop(held);
+    pool.fs("inherit mountpoint %/a");
+    pool.fs("rename %/a %/z");
+    assert_eq!(read(pool.root().join("z/b/f")), "content");
+    assert_eq!(pool.fs("get -H -o value mounted %/z/b"), "yes\n");
+    pool.fs("set readonly=on %/z");
+    assert_eq!(fs::write(pool.root().join("z/b/f"), "x").unwrap_err().raw_os_error(), Some(30));
+    pool.fs("set readonly=off %/z/b");
+    fs::write(pool.root().join("z/b/f"), "other").unwrap();
+    pool.fs("unmount %/z/b");
+    assert!(!is_mounted(&pool.root().join("z/b")));
+    assert!(pool.refused("unmount %/z/b").1.contains("not currently mounted"));
+    pool.fs("mount -o ro %/z/b");
+    assert_eq!(pool.fs("get -H -o value,source readonly %/z/b"), "on\ttemporary\n");
+    assert_eq!(read(pool.root().join("z/b/f")), "other");
+    let listed = pool.fs("mount");
+    assert!(listed.contains(&format!("%/z/b{:27}{}", "", pool.root().join("z/b").display())) || listed.contains("%/z/b "), "{listed}");
+    assert_eq!(pool.refused("destroy %/z").0, 5);
+    pool.fs("destroy -r %/z");
+    assert!(!pool.root().join("z").exists());
+    assert_eq!(pool.refused("list %/z").0, 3);
+    pool.check();
+}
+
+#[test]
+fn a_file_system_goes_back_when_nobody_uses_it() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("back", &[]);
+    pool.fs("create %/a");
+    pool.fs("create %/a/below");
+    let at = pool.root().join("a");
+    fs::write(at.join("kept"), "old").unwrap();
+    pool.fs("snapshot %/a@1");
+    let mut kept = fs::OpenOptions::new().read(true).write(true).open(at.join("kept")).unwrap();
+    kept.write_all(b"new content").unwrap();
+    fs::write(at.join("gone"), "x").unwrap();
+    fs::create_dir(at.join("directory")).unwrap();
+    assert_eq!(pool.fs("diff -H %/a@1").lines().map(|line| &line[..1]).collect::<String>(), "MM++");
+    pool.fs("snapshot %/a@2");
+    assert!(pool.refused("rollback %/a@1").1.contains("use '-r' to force deletion"));
+    // In use: nothing changes, not even the newer snapshot.
+    let (code, said) = pool.refused("rollback -r %/a@1");
+    assert_eq!(code, 5, "{said}");
+    assert_eq!(read(at.join("kept")), "new content");
+    assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n%/a@2\n");
+    drop(kept);
+    pool.fs("rollback -r %/a@1");
+    let mut names: Vec<String> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["below", "kept"]);
+    assert_eq!(read(at.join("kept")), "old");
+    assert!(is_mounted(&at.join("below")));
+    fs::write(at.join("kept"), "older").unwrap();
+    assert_eq!(read(at.join("kept")), "older");
+    assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n");
+    pool.check();
+}
+
+#[test]
+fn quotas_stop_the_call_that_would_exceed_them() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("quota", &["-O", "compression=off"]);
+    pool.fs("create -o quota=10M %/q");
+    let at = pool.root().join("q");
+    let mut file = fs::File::create(at.join("f")).unwrap();
+    let chunk: Vec<u8> = (0..1u32 << 20).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let refused = (0..20).find_map(|_| file.write_all(&chunk).err()).expect("twenty megabytes fit into ten");
+    assert_eq!(refused.raw_os_error(), Some(122), "{refused}");
+    file.sync_all().unwrap();
+    let used: u64 = pool.fs("get -Hp -o value used %/q").trim().parse().unwrap();
+    assert!((8 << 20..=10 << 20).contains(&used), "{used}");
+    assert!(pool.refused("set quota=5M %/q").1.contains("size is less than current used or reserved space"));
+    pool.fs("set quota=20M userquota@1234=1M %/q");
+    file.write_all(&chunk).unwrap();
+    fs::set_permissions(&at, fs::Permissions::from_mode(0o777)).unwrap();
+    let write = format!("head -c 3M /dev/urandom > {}", at.join("theirs").display());
+    let (code, said) = mounting::sh_as(pool.place.path(), 1234, 1234, "", &write);
+    assert!(code != 0 && said.contains("quota exceeded"), "{said}");
+    let table = pool.fs("userspace -Hp -n -o name,quota %/q");
+    assert!(table.contains("1234\t1048576"), "{table}");
+    pool.check();
+}
+
+#[test]
+fn called_as_zfs_it_speaks_as_zfs() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("zfs", &[]);
+    let zfs = |line: &str| {
+        let output = finish(pool.command("zfs").args(pool.words(line)));
+        (output.status.code().unwrap(), (text(&output.stdout) + &text(&output.stderr)).replace(&pool.name, "%"))
+    };
+    assert_eq!(zfs("create %/a"), (0, String::new()));
+    assert_eq!(zfs("create %/a"), (1, "cannot create '%/a': dataset already exists\n".to_owned()));
+    assert_eq!(zfs("list -H -o name,mountpoint %/a"), (0, format!("%/a\t{}\n", pool.root().join("a").display())));
+    assert_eq!(zfs("get -Hp -o value quota %/a"), (0, "0\n".to_owned()));
+    assert_eq!(zfs("snapshot %/a@1"), (0, String::new()));
+    let (code, said) = zfs("destroy %/a");
+    assert_eq!(
+        (code, said.as_str()),
+        (1, "cannot destroy '%/a': filesystem has children\nuse '-r' to destroy the following datasets:\n%/a@1\n")
+    );
+    assert_eq!(
+        zfs("destroy -nvr %/a").1,
+        "would destroy %/a@1\nwould destroy %/a\nwould reclaim 160B\n".replace("160B", &reclaimed(&zfs("destroy -nvr %/a").1))
+    );
+    assert_eq!(zfs("frobnicate").0, 2);
+    assert_eq!(
+        zfs("list %/nothing"),
+        (1, "cannot open '%/nothing': dataset does not exist\n'nacre fs list -t all' lists what there is\n".to_owned())
+    );
+    let (code, history) = (0, pool.nacre(&["pool", "history", &pool.name]));
+    assert!(code == 0 && history.contains(&format!("zfs snapshot {}/a@1", pool.name)), "{history}");
+    let json: serde_json::Value = serde_json::from_str(&zfs("get -j -p type %/a@1").1).unwrap();
+    assert_eq!(json["datasets"]["%/a@1"]["properties"]["type"]["value"], "snapshot");
+}
+
+fn reclaimed(said: &str) -> String {
+    said.trim_end().rsplit(' ').next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn an_ordinary_user_needs_no_root() {
+    if !as_root() {
+        return;
+    }
+    if !Path::new("/usr/bin/fusermount3").exists() && !Path::new("/bin/fusermount3").exists() {
+        mounting::skip("fusermount3", "fusermount3 is not installed");
+        return;
+    }
+    let pool = Pool::of("user", &[], Some(NOBODY));
+    // fusermount3 reaches below another mount of the user only where fuse.conf says so: they stand side by side.
+    let (a, b) = (pool.path("home/a"), pool.path("home/b"));
+    pool.fs(&format!("create -o mountpoint={} %/a", a.display()));
+    let (code, said) =
+        mounting::sh_as(pool.place.path(), NOBODY, NOBODY, "", &format!("echo mine > {}/f && sync -f {}/f", a.display(), a.display()));
+    assert_eq!(code, 0, "{said}");
+    pool.fs("snapshot -r %@1");
+    pool.fs(&format!("clone -o mountpoint={} %/a@1 %/b", b.display()));
+    let (code, said) =
+        mounting::sh_as(pool.place.path(), NOBODY, NOBODY, "", &format!("cat {}/f {}/.zfs/snapshot/1/f", b.display(), a.display()));
+    assert_eq!((code, said.as_str()), (0, "mine\nmine\n"));
+    pool.fs("destroy %/b");
+    pool.fs("rename %/a %/c");
+    pool.fs("rollback %/c@1");
+    assert!(pool.fs("userspace -Hn -o name %/c").contains(&NOBODY.to_string()));
+    pool.check();
+}

@@ -1,0 +1,406 @@
+//! `nacre pool` through the real program: pools on files, the process that owns them, what survives its death, and what is refused.
+//!
+//! Pools are mounted below a scratch directory, have names of their own per test and process, and are destroyed at the end whatever happens.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{as_root, eventually, finish, nacre, scratch, text};
+use std::{
+    fs,
+    os::unix::{fs::FileExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// A directory with pools of one test.
+struct Yard {
+    place: tempfile::TempDir,
+    names: Vec<String>,
+}
+
+impl Yard {
+    fn new() -> Yard {
+        Yard { place: scratch(), names: Vec::new() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// A name for a pool that no other test has.
+    fn name(&mut self, short: &str) -> String {
+        let name = format!("{short}{}", std::process::id());
+        self.names.push(name.clone());
+        name
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(nacre());
+        command.arg0(program).current_dir(self.place.path()).env("NACRE_STATE_DIR", self.path("state")).env("LC_ALL", "C").env("TZ", "UTC");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        finish(self.command("nacre").arg("pool").args(arguments))
+    }
+
+    /// Runs what has to succeed; its output.
+    fn pool(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Runs what has to be refused; the exit code and what it says.
+    fn refused(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.run(arguments);
+        assert!(!output.status.success(), "{arguments:?} succeeded: {}", text(&output.stdout));
+        (output.status.code().unwrap(), text(&output.stderr))
+    }
+
+    /// A pool on a new file of 64 MiB, mounted in the scratch directory.
+    fn create(&mut self, short: &str, more: &[&str]) -> (String, PathBuf, PathBuf) {
+        let name = self.name(short);
+        let (device, at) = (self.path(&format!("{short}.img")), self.path(&format!("{short}.at")));
+        let mut arguments = vec!["create", "--size", "64M", "-m", at.to_str().unwrap()];
+        arguments.extend(more);
+        arguments.extend([name.as_str(), device.to_str().unwrap()]);
+        self.pool(&arguments);
+        (name, device, at)
+    }
+
+    /// The process that owns a pool.
+    fn process(&self, name: &str) -> i32 {
+        let answer: serde_json::Value = serde_json::from_str(&self.pool(&["status", "--json", name])).unwrap();
+        i32::try_from(answer["pools"][name]["process"].as_i64().unwrap()).unwrap()
+    }
+
+    fn signal(&self, name: &str, signal: rustix::process::Signal) {
+        let process = self.process(name);
+        rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), signal).unwrap();
+        let gone = Path::new("/proc").join(process.to_string());
+        eventually("the end of the process", || !gone.exists());
+    }
+}
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // Most are gone already.
+            self.run(&["destroy", "-f", name]);
+            // What its process had to say of damage: this test has made it.
+            let _ = fs::remove_file(Path::new("/run/nacre").join(format!("{name}.log")));
+        }
+        mounting::clear(self.place.path());
+    }
+}
+
+#[test]
+fn a_pool_is_made_exported_and_imported_under_another_name() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("io", &["-O", "compression=zstd", "-o", "comment=a test"]);
+    fs::write(at.join("file"), b"content").unwrap();
+    assert_eq!(yard.pool(&["get", "-H", "-o", "value", "health,comment,readonly", &name]), "ONLINE\na test\noff\n");
+    let listed = yard.pool(&["list", "-H", "-p", "-o", "name,size", &name]);
+    assert!(listed.starts_with(&format!("{name}\t")), "{listed}");
+    yard.pool(&["export", &name]);
+    assert!(!at.join("file").exists());
+    assert_eq!(yard.refused(&["list", &name]).0, 3);
+    // Known from before, so it is found without being told where.
+    assert!(yard.pool(&["import"]).contains(&format!("  pool: {name}\n")));
+    let other = yard.name("ip");
+    yard.pool(&["import", "-d", device.to_str().unwrap(), &name, &other]);
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"content");
+    let history = yard.pool(&["history", &other]);
+    assert!(history.contains("pool create --size 64M") && history.contains("pool import -d"), "{history}");
+    assert!(yard.pool(&["events", "-H", &other]).contains("sysevent.fs.zfs.pool_import"));
+    yard.pool(&["destroy", &other]);
+    assert!(yard.refused(&["import", "-d", device.to_str().unwrap(), &other]).1.contains("no such pool available"));
+    yard.pool(&["import", "-D", "-d", device.to_str().unwrap(), &other]);
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"content");
+}
+
+#[test]
+fn what_was_synced_survives_the_death_of_the_process() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("kl", &[]);
+    for round in 0..3 {
+        let path = at.join(format!("synced{round}"));
+        fs::write(&path, vec![round; 100_000]).unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        yard.signal(&name, rustix::process::Signal::KILL);
+        let checked = yard.pool(&["check", "-d", device.to_str().unwrap()]);
+        assert!(checked.starts_with("no problems: "), "{checked}");
+        yard.pool(&["import", &name]);
+        for earlier in 0..=round {
+            assert_eq!(fs::read(at.join(format!("synced{earlier}"))).unwrap(), vec![earlier; 100_000]);
+        }
+    }
+    // Told to end, it exports: nothing at all is lost, and anybody may import it.
+    fs::write(at.join("unsynced"), b"there").unwrap();
+    yard.signal(&name, rustix::process::Signal::TERM);
+    assert!(!mounting::is_mounted(&at));
+    assert!(yard.pool(&["inspect", "-d", device.to_str().unwrap()]).contains("state Exported"));
+    yard.pool(&["import", &name]);
+    assert_eq!(fs::read(at.join("unsynced")).unwrap(), b"there");
+}
+
+#[test]
+fn damage_is_found_and_named() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("dm", &["-O", "compression=off"]);
+    fs::create_dir(at.join("dir")).unwrap();
+    fs::write(at.join("dir/victim"), vec![b'V'; 300_000]).unwrap();
+    fs::write(at.join("dir/other"), vec![b'O'; 300_000]).unwrap();
+    yard.pool(&["scrub", "-w", &name]);
+    assert!(yard.pool(&["status", &name]).contains("with 0 errors on"));
+    assert_eq!(yard.pool(&["status", "-x", &name]), format!("pool '{name}' is healthy\n"));
+    yard.pool(&["export", &name]);
+    let file = fs::OpenOptions::new().read(true).write(true).open(&device).unwrap();
+    let content = fs::read(&device).unwrap();
+    let place = content.windows(4096).position(|window| window.iter().all(|byte| *byte == b'V')).expect("the content of the victim");
+    file.write_all_at(b"v", place as u64 + 2000).unwrap();
+    let (code, said) = yard.refused(&["check", "-d", device.to_str().unwrap()]);
+    assert!(code == 1 && said.contains("1 problems"), "{said}");
+    yard.pool(&["import", &name]);
+    // Nobody gets it as data.
+    let read = fs::read(at.join("dir/victim")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(5), "{read}");
+    assert_eq!(fs::read(at.join("dir/other")).unwrap(), vec![b'O'; 300_000]);
+    yard.pool(&["scrub", "-w", &name]);
+    let status = yard.pool(&["status", "-v", &name]);
+    assert!(status.contains("with 1 errors on") && status.contains(&format!("        {}/dir/victim\n", at.display())), "{status}");
+    assert!(yard.pool(&["events", "-H", &name]).contains("ereport.fs.zfs.checksum"));
+    // Written anew, and verified anew: nothing is damaged any more.
+    fs::remove_file(at.join("dir/victim")).unwrap();
+    // The kernel lets go of the file in its own time.
+    eventually("nothing is damaged any more", || {
+        yard.pool(&["sync", &name]);
+        yard.pool(&["clear", &name]);
+        yard.pool(&["scrub", "-w", &name]);
+        yard.pool(&["status", "-x", &name]) == format!("pool '{name}' is healthy\n")
+    });
+}
+
+#[test]
+fn the_newest_state_that_can_be_read_is_gone_back_to() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("bk", &[]);
+    for round in 0..4 {
+        fs::write(at.join(format!("file{round}")), b"content").unwrap();
+        yard.pool(&["sync", &name]);
+    }
+    yard.pool(&["export", &name]);
+    let shown = device.to_str().unwrap();
+    // The catalog of the last root record: the name of its frame, the place of its segment, its offset there.
+    let labels = yard.pool(&["inspect", "-d", shown]);
+    let last = labels.lines().rfind(|line| line.contains("  root ")).unwrap();
+    let catalog = last.split("catalog ").nth(1).unwrap().split(' ').next().unwrap();
+    let segment = catalog.split('.').next().unwrap();
+    let frames = yard.pool(&["inspect", "-d", shown, "--frames", segment]);
+    let frame = frames.lines().find(|line| line.contains(&format!(": {catalog} "))).unwrap_or_else(|| panic!("{frames}"));
+    let offset: u64 = frame.trim().split(':').next().unwrap().parse().unwrap();
+    let segments = yard.pool(&["inspect", "-d", shown, "--segments"]);
+    let place = segments.lines().find(|line| line.starts_with(&format!("segment {segment}:"))).unwrap();
+    let slot: u64 = place.split("  at 0:").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let slots = labels.split("slots of ").nth(1).unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+    file.write_all_at(b"damaged", (1 << 20) + slot * slots + offset + 90).unwrap();
+    let (_, said) = yard.refused(&["import", &name]);
+    assert!(said.contains(&format!("frame {catalog}: ")) && said.contains("-F goes back"), "{said}");
+    assert!(yard.pool(&["import", "-nF", &name]).contains("would go back to the newest of these"));
+    let output = yard.run(&["import", "-F", &name]);
+    assert!(output.status.success() && text(&output.stderr).contains("the pool is as it was after"), "{}", text(&output.stderr));
+    assert_eq!(fs::read(at.join("file0")).unwrap(), b"content");
+    assert!(yard.pool(&["check", &name]).starts_with("no problems: "));
+}
+
+#[test]
+fn whoever_only_listens_keeps_no_pool() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, _, _) = yard.create("ev", &[]);
+    let log = yard.path("events");
+    let listener = yard.command("nacre").args(["pool", "events", "-fH", &name]).stdout(fs::File::create(&log).unwrap()).spawn();
+    let mut listener = listener.unwrap();
+    let heard = |what: &str| fs::read_to_string(&log).is_ok_and(|text| text.contains(what));
+    eventually("the events until now", || heard("pool_create"));
+    yard.pool(&["scrub", "-w", &name]);
+    eventually("what happens meanwhile", || heard("scrub_finish"));
+    yard.pool(&["export", &name]);
+    eventually("the end of whoever listens", || listener.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn another_machine_asks_before_it_takes_a_pool() {
+    let machine = Path::new("/etc/machine-id");
+    if !as_root() || !machine.exists() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("mc", &[]);
+    let device = device.to_str().unwrap();
+    fs::write(at.join("file"), b"content").unwrap();
+    yard.pool(&["export", &name]);
+    // A machine with another identity imports it, and dies.
+    let other = yard.path("identity");
+    fs::write(&other, "00000000000000000000000000000001\n").unwrap();
+    let there = "mount --bind \"$1\" /etc/machine-id && exec \"$2\" pool import -N -d \"$3\" \"$4\"";
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", there, "sh"]).arg(&other).arg(nacre()).args([device, &name]);
+    let output = finish(command.env("NACRE_STATE_DIR", yard.path("state")));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    yard.signal(&name, rustix::process::Signal::KILL);
+    let (code, said) = yard.refused(&["import", "-d", device, &name]);
+    assert!(code == 5 && said.contains("pool was previously in use from another system"), "{said}");
+    assert!(yard.pool(&["import", "-d", device]).contains("Last accessed by "));
+    yard.pool(&["import", "-f", "-d", device, &name]);
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"content");
+}
+
+#[test]
+fn a_pool_grows_by_another_file() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, _, at) = yard.create("gr", &[]);
+    let more = yard.path("more.img");
+    let size = |yard: &Yard| yard.pool(&["list", "-H", "-p", "-o", "size", &name]).trim().parse::<u64>().unwrap();
+    let before = size(&yard);
+    let foreseen = yard.pool(&["add", "-n", "--size", "128M", &name, more.to_str().unwrap()]);
+    assert!(foreseen.contains("would update") && !more.exists());
+    yard.pool(&["add", "--size", "128M", &name, more.to_str().unwrap()]);
+    assert!(size(&yard) > before + (100 << 20));
+    fs::write(at.join("large"), vec![1; 60 << 20]).unwrap();
+    yard.pool(&["sync", &name]);
+    assert_eq!(yard.pool(&["list", "-H", "-v", &name]).lines().count(), 3);
+    yard.pool(&["export", &name]);
+    // The second device is found by what the first one knows of it.
+    fs::remove_dir_all(yard.path("state")).unwrap();
+    yard.pool(&["import", "-d", yard.path("gr.img").to_str().unwrap(), &name]);
+    assert_eq!(fs::metadata(at.join("large")).unwrap().len(), 60 << 20);
+    yard.pool(&["export", &name]);
+    fs::rename(&more, yard.path("gone")).unwrap();
+    let (_, said) = yard.refused(&["import", "-d", yard.path("gr.img").to_str().unwrap(), &name]);
+    assert!(said.contains("one or more devices is currently unavailable"), "{said}");
+    assert!(yard.pool(&["import", "-d", yard.path("gr.img").to_str().unwrap()]).contains("UNAVAIL  cannot open"));
+    yard.pool(&["import", "-d", yard.place.path().to_str().unwrap(), &name]);
+}
+
+#[test]
+fn nothing_is_overwritten_by_mistake() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, _) = yard.create("no", &[]);
+    let device = device.to_str().unwrap();
+    let other = yard.name("np");
+    let full = yard.path("full");
+    fs::write(&full, vec![1; 64 << 20]).unwrap();
+    let full = full.to_str().unwrap();
+    let small = yard.path("small");
+    fs::File::create(&small).unwrap().set_len(1 << 20).unwrap();
+    fs::create_dir_all(yard.path("used/inside")).unwrap();
+    let used = yard.path("used");
+    for (arguments, said) in [
+        (&["create", &name, full][..], "pool already exists"),
+        (&["create", "--size", "64M", &other, device], "it exists"),
+        (&["create", &other, device], "in use by another process"),
+        (&["create", "-f", &other, device], "in use by another process"),
+        (&["create", &other, full], "it is not empty"),
+        (&["create", "-f", &other, small.to_str().unwrap()], "device is too small"),
+        (&["create", "--size", "1M", &other, "new"], "are too little"),
+        (&["create", &other, "missing"], "No such file or directory"),
+        (&["create", "-f", &other, full, full], "is named twice"),
+        (&["create", "--size", "64M", "mirror", "new"], "name is reserved"),
+        (&["create", "--size", "64M", "9lives", "new"], "name must begin with a letter"),
+        (&["create", "--size", "64M", "-o", "nonsense=1", &other, "new"], "invalid property 'nonsense'"),
+        (&["create", "--size", "64M", "-o", "autotrim=maybe", &other, "new"], "must be one of"),
+        (&["create", "--size", "64M", "-O", "recordsize=3", &other, "new"], "recordsize"),
+        (&["create", "--size", "64M", "-m", used.to_str().unwrap(), &other, "new"], "exists and is not empty"),
+        (&["create", "--size", "64M", &other, "mirror", "a", "b"], "hold no copies of each other"),
+        (&["create", "--size", "lots", &other, "new"], "bad numeric value"),
+        (&["import", "-d", device, &name], "no such pool available"),
+        (&["labelclear", "-f", device], "in use"),
+        (&["set", "size=5", &name], "is readonly"),
+        (&["set", "readonly=on", &name], "can only be set at creation"),
+        (&["attach", &name, "a", "b"], "there is no redundancy"),
+        (&["scrub", "-s", &name], "there is no active scrub"),
+        (&["get", "nonsense", &name], "invalid property"),
+    ] {
+        let (_, refused) = yard.refused(arguments);
+        assert!(refused.contains(said), "{arguments:?}: {refused}");
+        assert!(!yard.path("new").exists(), "{arguments:?} has made a file");
+    }
+    assert_eq!(fs::read(full).unwrap(), vec![1; 64 << 20]);
+    yard.pool(&["create", "-f", "-m", "none", &other, full]);
+    yard.pool(&["export", &other]);
+    assert!(yard.refused(&["create", "third", full]).1.contains("part of exported pool"));
+    assert!(yard.refused(&["labelclear", full]).1.contains("exported pool"));
+    yard.pool(&["labelclear", "-f", full]);
+    assert!(yard.refused(&["labelclear", full]).1.contains("no label"));
+}
+
+#[test]
+fn a_pool_that_is_read_only_stays_what_it_is() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("ro", &[]);
+    fs::write(at.join("file"), b"kept").unwrap();
+    yard.pool(&["export", &name]);
+    let before = fs::read(&device).unwrap();
+    yard.pool(&["import", "-o", "readonly=on", &name]);
+    assert_eq!(fs::read(at.join("file")).unwrap(), b"kept");
+    assert_eq!(fs::write(at.join("file"), b"new").unwrap_err().raw_os_error(), Some(30));
+    assert!(yard.refused(&["set", "comment=x", &name]).1.contains("pool is read only"));
+    assert!(yard.refused(&["destroy", &name]).1.contains("pool is read only"));
+    yard.pool(&["export", &name]);
+    assert!(fs::read(&device).unwrap() == before, "a device was written to");
+}
+
+#[test]
+fn one_gets_along_as_with_zpool() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, _, at) = yard.create("zp", &[]);
+    let zpool = |arguments: &[&str]| finish(yard.command("zpool").args(arguments));
+    let listed = zpool(&["list", "-Hpo", "name,health", &name]);
+    assert_eq!(text(&listed.stdout), format!("{name}\tONLINE\n"));
+    let missing = zpool(&["list", "nosuchpool"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).starts_with("cannot open 'nosuchpool': no such pool\n"));
+    assert_eq!(zpool(&["list", "--nonsense"]).status.code(), Some(2));
+    fs::write(at.join("a"), vec![1; 1 << 20]).unwrap();
+    let twice = text(&zpool(&["iostat", "-H", "-v", &name, "0.05", "2"]).stdout);
+    assert_eq!(twice.lines().count(), 4, "{twice}");
+    let busy = fs::File::open(at.join("a")).unwrap();
+    let refused = zpool(&["export", &name]);
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stdout));
+    // It is as it was.
+    assert!(mounting::is_mounted(&at));
+    drop(busy);
+    assert!(zpool(&["export", "-f", &name]).status.success());
+}

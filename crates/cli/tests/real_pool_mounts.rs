@@ -1,0 +1,309 @@
+//! The file systems of a pool on real mounts: what the kernel has collected, `.zfs/snapshot`, a full pool, files without names, kill -9.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{as_root, eventually, finish, nacre, scratch, text};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+/// One pool on one file, mounted.
+struct Pool {
+    name: String,
+    place: tempfile::TempDir,
+}
+
+impl Pool {
+    fn new(size: &str) -> Pool {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pm{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let pool = Pool { name, place: scratch() };
+        pool.pool(&["create", "--size", size, "-m", pool.at("").to_str().unwrap(), &pool.name, pool.device().to_str().unwrap()]);
+        pool
+    }
+
+    fn device(&self) -> PathBuf {
+        self.place.path().join("device")
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        let at = self.place.path().join("at");
+        if name.is_empty() { at } else { at.join(name) }
+    }
+
+    fn run(&self, family: &str, arguments: &[&str]) -> (bool, String) {
+        let mut command = Command::new(nacre());
+        command.current_dir(self.place.path()).env("NACRE_STATE_DIR", self.place.path().join("state")).env("LC_ALL", "C");
+        let output = finish(command.arg(family).args(arguments));
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    }
+
+    fn pool(&self, arguments: &[&str]) -> String {
+        let (done, said) = self.run("pool", arguments);
+        assert!(done, "{arguments:?}: {said}");
+        said
+    }
+
+    fn fs(&self, arguments: &[&str]) -> String {
+        let (done, said) = self.run("fs", arguments);
+        assert!(done, "{arguments:?}: {said}");
+        said
+    }
+
+    fn import(&self) {
+        self.pool(&["import", "-d", self.device().to_str().unwrap(), &self.name]);
+    }
+
+    /// Ends the pool's process as a crash would.
+    fn kill(&self) {
+        let (_, said) = self.run("pool", &["status", "--json", &self.name]);
+        let status: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let process = i32::try_from(status["pools"][&self.name]["process"].as_i64().unwrap()).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), rustix::process::Signal::KILL).unwrap();
+        let gone = Path::new("/proc").join(process.to_string());
+        eventually("the end of the process", || !gone.exists());
+        rustix::mount::unmount(self.at(""), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.run("pool", &["destroy", "-f", &self.name]);
+        mounting::clear(self.place.path());
+    }
+}
+
+/// Large enough for the kernel to collect writes; the file is sparse.
+const ROOMY: &str = "3G";
+
+#[test]
+fn a_snapshot_holds_what_write_had_taken() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new(ROOMY);
+    let mut file = fs::File::create(pool.at("open")).unwrap();
+    for round in 0..5_u32 {
+        let line = format!("line {round}\n");
+        // Neither closed nor synced.
+        file.write_all(line.as_bytes()).unwrap();
+        let (name, length) = (format!("s{round}"), u64::from(round + 1) * 7);
+        if round % 2 == 0 {
+            fs::create_dir(pool.at(".zfs/snapshot").join(&name)).unwrap();
+        } else {
+            pool.fs(&["snapshot", &format!("{}@{name}", pool.name)]);
+        }
+        let then = fs::read_to_string(pool.at(".zfs/snapshot").join(&name).join("open")).unwrap();
+        assert_eq!(then.len() as u64, length);
+        assert!(then.ends_with(&line));
+    }
+    assert_eq!(fs::read_to_string(pool.at(".zfs/snapshot/s0/open")).unwrap(), "line 0\n");
+}
+
+#[test]
+fn snapshots_are_directories_that_cannot_be_changed() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("64M");
+    fs::create_dir(pool.at("d")).unwrap();
+    fs::write(pool.at("d/file"), "before").unwrap();
+    fs::hard_link(pool.at("d/file"), pool.at("second")).unwrap();
+    let there = |name: &str| pool.at(".zfs/snapshot").join(name);
+    fs::create_dir(there("one")).unwrap();
+    fs::write(pool.at("d/file"), "afterwards").unwrap();
+    fs::remove_file(pool.at("second")).unwrap();
+    assert_eq!(fs::read_to_string(there("one/d/file")).unwrap(), "before");
+    assert_eq!(fs::read_to_string(there("one/second")).unwrap(), "before");
+    let (now, then) = (fs::metadata(pool.at("d/file")).unwrap(), fs::metadata(there("one/d/file")).unwrap());
+    // Else `cp` and `diff` would take them for one file.
+    assert_ne!(now.ino(), then.ino());
+    assert_eq!(then.nlink(), 2);
+    assert_eq!(then.ino(), fs::metadata(there("one/second")).unwrap().ino());
+    for refused in [
+        fs::write(there("one/d/file"), "x").unwrap_err(),
+        fs::write(there("one/new"), "x").unwrap_err(),
+        fs::remove_file(there("one/second")).unwrap_err(),
+        fs::create_dir(there("one/dir")).unwrap_err(),
+        fs::rename(there("one/second"), there("one/third")).unwrap_err(),
+    ] {
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{refused}");
+    }
+    // Hidden until it is asked for.
+    let listed = || fs::read_dir(pool.at("")).unwrap().any(|entry| entry.unwrap().file_name() == ".zfs");
+    assert!(!listed());
+    fs::rename(there("one"), there("two")).unwrap();
+    assert_eq!(pool.fs(&["list", "-H", "-t", "snapshot", "-o", "name", "-r", &pool.name]), format!("{}@two\n", pool.name));
+    fs::remove_dir(there("two")).unwrap();
+    assert_eq!(fs::read_dir(there("")).unwrap().count(), 0);
+    pool.fs(&["set", "snapdir=disabled", &pool.name]);
+    eventually("the end of .zfs", || !pool.at(".zfs").exists());
+}
+
+#[test]
+fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("64M");
+    // Nothing that could be compressed.
+    let mut noise = 1_u64;
+    let mut block = Vec::new();
+    while block.len() < 65536 {
+        noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        block.extend_from_slice(&(noise >> 32).to_le_bytes()[..4]);
+    }
+    let content = |at: u64| {
+        let mut content = block.clone();
+        content[..8].copy_from_slice(&at.to_le_bytes());
+        content
+    };
+    let file = fs::File::create_new(pool.at("fill")).unwrap();
+    let mut taken = 0;
+    let refused = loop {
+        match file.write_at(&content(taken), taken << 16) {
+            Ok(65536) => taken += 1,
+            Ok(some) => panic!("{some} bytes of a write"),
+            Err(error) => break error,
+        }
+        assert!(taken < 2000, "more than there is");
+    };
+    assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
+    assert!(taken > 100, "only {taken} of 64 KiB");
+    file.sync_all().unwrap();
+    drop(file);
+    let verify = || {
+        let file = fs::File::open(pool.at("fill")).unwrap();
+        let mut read = vec![0; 65536];
+        for at in 0..taken {
+            file.read_exact_at(&mut read, at << 16).unwrap();
+            assert!(read == content(at), "block {at} of {taken}");
+        }
+    };
+    verify();
+    pool.pool(&["export", &pool.name]);
+    pool.import();
+    verify();
+    fs::remove_file(pool.at("fill")).unwrap();
+    eventually("room", || fs::write(pool.at("again"), content(1)).is_ok());
+}
+
+#[test]
+fn what_was_synced_survives_the_death_of_the_process() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new(ROOMY);
+    let rounds = std::env::var("NACRE_TEST_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
+    let mut all = Vec::new();
+    for round in 0..rounds {
+        let synced = AtomicU32::new(0);
+        let content = |number: u32| vec![number as u8 | 1; [10, 3000, 70_000, 200_000][number as usize % 4]];
+        let name = |number: u32| pool.at(&format!("{round}-{number}"));
+        let write = |number: u32| {
+            let temporary = name(number).with_extension("new");
+            let mut file = fs::File::create(&temporary)?;
+            file.write_all(&content(number))?;
+            file.sync_all()?;
+            fs::rename(&temporary, name(number))?;
+            fs::File::open(pool.at(""))?.sync_all()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Ends with the mount.
+                while write(synced.load(Ordering::Relaxed)).is_ok() {
+                    synced.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            eventually("some files", || synced.load(Ordering::Relaxed) > 20);
+            pool.kill();
+        });
+        pool.import();
+        all.extend((0..synced.into_inner()).map(|number| (name(number), content(number))));
+        for (path, content) in &all {
+            assert!(fs::read(path).unwrap() == *content, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_file_without_a_name_is_found_while_somebody_holds_it() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("64M");
+    fs::create_dir(pool.at("gone")).unwrap();
+    fs::write(pool.at("file"), "content").unwrap();
+    let hold = |name: &str| rustix::fs::open(pool.at(name), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let (directory, file) = (hold("gone"), hold("file"));
+    fs::remove_dir(pool.at("gone")).unwrap();
+    fs::remove_file(pool.at("file")).unwrap();
+    for held in [&directory, &file] {
+        let asked = rustix::fs::statx(held, "", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).unwrap();
+        assert_eq!(asked.stx_nlink, 0);
+    }
+    // An open file keeps its content, and one without a name can get one.
+    let unnamed = rustix::fs::open(pool.at(""), OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)).unwrap();
+    let unnamed = fs::File::from(unnamed);
+    unnamed.write_all_at(b"named at last", 0).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
+    rustix::fs::linkat(CWD, path, CWD, pool.at("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    assert_eq!(fs::read_to_string(pool.at("named")).unwrap(), "named at last");
+}
+
+#[test]
+fn what_is_unlinked_is_free_again() {
+    if !as_root() {
+        return;
+    }
+    // Once written to directly, once collected by the kernel.
+    for size in ["64M", ROOMY] {
+        let pool = Pool::new(size);
+        let inodes = || {
+            let figures = rustix::fs::statvfs(pool.at("")).unwrap();
+            figures.f_files - figures.f_ffree
+        };
+        let before = inodes();
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let pool = &pool;
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let path = pool.at(&format!("{worker}-{round}"));
+                        fs::write(&path, vec![7; 100_000]).unwrap();
+                        fs::remove_file(&path).unwrap();
+                    }
+                });
+            }
+        });
+        eventually("the end of what was unlinked", || {
+            pool.pool(&["sync", &pool.name]);
+            inodes() == before
+        });
+    }
+}
+
+#[test]
+fn a_mount_is_remounted_read_only_and_back() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("64M");
+    pool.fs(&["set", "readonly=on", &pool.name]);
+    let refused = fs::write(pool.at("file"), "x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    pool.fs(&["set", "readonly=off", &pool.name]);
+    fs::write(pool.at("file"), "x").unwrap();
+    pool.fs(&["set", "exec=off", &pool.name]);
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")), "{table}");
+}

@@ -1,0 +1,239 @@
+//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds back; what was accepted is there after an
+//! import; deletes make room at once; copies of the kernel share what they can.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{as_root, finish, nacre, scratch, text};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A pool on a file, mounted in a scratch directory; it goes with the test.
+struct Pool {
+    place: tempfile::TempDir,
+    name: String,
+}
+
+impl Pool {
+    fn new(short: &str) -> Pool {
+        let pool = Pool { place: scratch(), name: format!("sp{short}{}", std::process::id()) };
+        let (at, image) = (pool.root(), pool.place.path().join("image"));
+        let (at, image) = (at.to_str().unwrap(), image.to_str().unwrap());
+        pool.nacre(&["pool", "create", "--size", "128M", "-O", "compression=off", "-m", at, &pool.name, image]);
+        pool
+    }
+
+    fn root(&self) -> PathBuf {
+        self.place.path().join("tank")
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(nacre());
+        command.args(words).current_dir(self.place.path()).env("LC_ALL", "C").env("NO_COLOR", "1");
+        command.env("NACRE_STATE_DIR", self.place.path().join("state"));
+        command
+    }
+
+    fn nacre(&self, words: &[&str]) -> String {
+        let output = finish(&mut self.command(words));
+        assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    }
+
+    fn figure(&self, words: &[&str]) -> u64 {
+        self.nacre(words).parse().unwrap()
+    }
+
+    /// Leaves the pool in order and takes it again.
+    fn import_again(&self) {
+        self.nacre(&["pool", "export", &self.name]);
+        self.nacre(&["pool", "import", "-d", self.place.path().to_str().unwrap(), &self.name]);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Whatever state it is in: the directory is cleared in any case.
+        let _ = self.command(&["pool", "export", "-f", &self.name]).output();
+        mounting::clear(self.place.path());
+    }
+}
+
+/// What a file holds: bytes that anybody can make again.
+struct Pattern {
+    block: Vec<u8>,
+}
+
+impl Pattern {
+    /// Its length is prime, so no record is like another.
+    const LENGTH: u64 = 65_521;
+
+    fn new(seed: u64) -> Pattern {
+        let word = |at: u64| (seed << 40 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let mut block: Vec<u8> = (0..=Pattern::LENGTH / 8).flat_map(|at| word(at).to_le_bytes()).collect();
+        block.truncate(Pattern::LENGTH as usize);
+        Pattern { block }
+    }
+
+    fn bytes(&self, from: u64, length: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(length);
+        let mut at = (from % Pattern::LENGTH) as usize;
+        while bytes.len() < length {
+            let end = self.block.len().min(at + length - bytes.len());
+            bytes.extend_from_slice(&self.block[at..end]);
+            at = 0;
+        }
+        bytes
+    }
+}
+
+/// Writes until it is refused; how much was accepted, and how it was refused.
+fn fill(path: &Path, seed: u64, piece: usize) -> (u64, ErrorKind) {
+    let (mut file, pattern) = (File::create(path).unwrap(), Pattern::new(seed));
+    let mut accepted = 0;
+    let refused = loop {
+        match file.write(&pattern.bytes(accepted, piece)) {
+            Ok(written) => accepted += written as u64,
+            Err(error) => break error.kind(),
+        }
+    };
+    file.sync_all().expect("what was accepted can be made durable");
+    (accepted, refused)
+}
+
+fn assert_holds(path: &Path, seed: u64, length: u64) {
+    let content = fs::read(path).unwrap();
+    assert_eq!(content.len() as u64, length, "{}", path.display());
+    assert!(content == Pattern::new(seed).bytes(0, length as usize), "{} is not what was written", path.display());
+}
+
+#[test]
+fn a_full_pool_keeps_all_that_it_accepted() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("full");
+    let file = |number: u64| pool.root().join(format!("f{number}"));
+    // Before it is full: the slowest writer shall have a file as well.
+    (0..3).for_each(|number| drop(File::create(file(number)).unwrap()));
+    let accepted: Vec<u64> = std::thread::scope(|scope| {
+        let writers: Vec<_> = [5_000, 70_000, 300_000]
+            .into_iter()
+            .enumerate()
+            .map(|(number, piece)| (number as u64, piece))
+            .map(|(number, piece)| (file(number), number, piece))
+            .map(|(path, number, piece)| scope.spawn(move || fill(&path, number, piece)))
+            .collect();
+        let filled = writers.into_iter().map(|writer| writer.join().unwrap());
+        filled.inspect(|(_, refused)| assert_eq!(*refused, ErrorKind::StorageFull)).map(|(accepted, _)| accepted).collect()
+    });
+    assert!(accepted.iter().sum::<u64>() > 40 << 20, "{accepted:?}");
+    accepted.iter().enumerate().for_each(|(number, length)| assert_holds(&file(number as u64), number as u64, *length));
+    pool.import_again();
+    accepted.iter().enumerate().for_each(|(number, length)| assert_holds(&file(number as u64), number as u64, *length));
+    // What is deleted is there for the next write.
+    (0..accepted.len() as u64).for_each(|number| fs::remove_file(file(number)).unwrap());
+    // The kernel tells of the last close when it comes to it.
+    mounting::eventually("what was deleted is free", || {
+        pool.nacre(&["pool", "sync", &pool.name]);
+        pool.figure(&["fs", "get", "-Hp", "-o", "value", "available", &pool.name]) > 50 << 20
+    });
+    let (again, _) = fill(&file(9), 9, 100_000);
+    assert!(again > 40 << 20, "{again}");
+    assert_holds(&file(9), 9, again);
+}
+
+#[test]
+fn quotas_refuse_the_writing_call() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("quota");
+    let (home, user) = (format!("{}/home", pool.name), format!("{}/home/user", pool.name));
+    pool.nacre(&["fs", "create", "-o", "quota=20M", &home]);
+    pool.nacre(&["fs", "create", "-o", "refquota=10M", &user]);
+    let inside = pool.root().join("home/user/f");
+    let (accepted, refused) = fill(&inside, 1, 60_000);
+    assert_eq!(refused, ErrorKind::QuotaExceeded);
+    assert!((9 << 20..10 << 20).contains(&accepted), "{accepted}");
+    let (beside, refused) = fill(&pool.root().join("home/g"), 2, 60_000);
+    assert_eq!(refused, ErrorKind::QuotaExceeded);
+    assert!((9 << 20..11 << 20).contains(&beside), "{beside}");
+    pool.nacre(&["pool", "sync", &pool.name]);
+    assert!(pool.figure(&["fs", "get", "-Hp", "-o", "value", "used", &home]) <= 20 << 20);
+    // A user's, as the file's owner is charged.
+    pool.nacre(&["fs", "set", "quota=none", &home]);
+    pool.nacre(&["fs", "set", "userquota@12345=2M", &home]);
+    let owned = pool.root().join("home/owned");
+    File::create(&owned).unwrap();
+    chown(&owned, Some(12345), None).unwrap();
+    let (owned_bytes, refused) = fill(&owned, 3, 60_000);
+    assert_eq!(refused, ErrorKind::QuotaExceeded);
+    assert!(owned_bytes <= 2 << 20, "{owned_bytes}");
+    for (path, seed, length) in [(inside, 1, accepted), (pool.root().join("home/g"), 2, beside), (owned, 3, owned_bytes)] {
+        assert_holds(&path, seed, length);
+    }
+}
+
+#[test]
+fn copies_of_the_kernel_share_what_they_can() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("share");
+    let (from, to) = (pool.root().join("a"), pool.root().join("b"));
+    let length = 12 * (1 << 20) + 777;
+    fs::write(&from, Pattern::new(5).bytes(0, length)).unwrap();
+    pool.nacre(&["pool", "sync", &pool.name]);
+    let allocated = || pool.figure(&["pool", "list", "-Hp", "-o", "allocated", &pool.name]);
+    let before = allocated();
+    // The standard library asks for copy_file_range(2).
+    let (mut source, mut target) = (File::open(&from).unwrap(), File::create(&to).unwrap());
+    assert_eq!(std::io::copy(&mut source, &mut target).unwrap(), length as u64);
+    drop((source, target));
+    pool.nacre(&["pool", "sync", &pool.name]);
+    let grown = allocated().saturating_sub(before);
+    assert!(grown < 2 << 20, "{grown} bytes were written for a copy");
+    assert!(pool.figure(&["fs", "get", "-Hp", "-o", "value", "used", &pool.name]) > 24 << 20, "each file is charged");
+    // Each goes its way.
+    OpenOptions::new().write(true).open(&from).unwrap().write_all_at(b"mine", 300_000).unwrap();
+    assert_holds(&to, 5, length as u64);
+    fs::remove_file(&from).unwrap();
+    pool.import_again();
+    assert_holds(&to, 5, length as u64);
+    let mut first = [0; 8];
+    File::open(&to).unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(first.to_vec(), Pattern::new(5).bytes(0, 8));
+}
+
+#[test]
+fn what_many_have_deleted_is_free() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("gone");
+    let root = pool.root();
+    std::thread::scope(|scope| {
+        for worker in 0..4 {
+            let root = &root;
+            scope.spawn(move || {
+                for round in 0..60 {
+                    let path = root.join(format!("{worker}-{}", round % 3));
+                    let mut file = File::create(&path).unwrap();
+                    file.write_all(&[worker + 1; 100_000]).unwrap();
+                    drop(file);
+                    fs::remove_file(&path).unwrap();
+                }
+            });
+        }
+    });
+    mounting::eventually("what was deleted is free", || {
+        pool.nacre(&["pool", "sync", &pool.name]);
+        pool.figure(&["fs", "get", "-Hp", "-o", "value", "used", &pool.name]) < 64 << 10
+    });
+}

@@ -1,0 +1,134 @@
+//! The same commands on the real zfs-fuse and on nacre, called as `zfs`: what the one refuses the other refuses, and after each step everything uses the
+//! same space, but for what a format takes for itself. Where zfs-fuse is not installed there is nothing to compare with.
+//!
+//! The steps are in `zfs_compare/steps.txt`; `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
+
+// A failed expectation in a test is what the test reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod mounting;
+
+use mounting::{as_root, finish, nacre, scratch, skip, text};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What formats may differ by, in bytes and as a share of the larger figure: indirect blocks, leaves, tables, what a pool's root keeps.
+const BYTES: u64 = 1 << 20;
+const SHARE: f64 = 0.02;
+
+/// One step of one side.
+#[derive(Debug, Default)]
+struct Step {
+    line: String,
+    done: bool,
+    said: String,
+    /// By name and property.
+    figures: BTreeMap<(String, String), u64>,
+}
+
+fn steps_of(output: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for line in output.lines() {
+        if let Some(line) = line.strip_prefix("## ") {
+            steps.push(Step { line: line.to_owned(), done: true, ..Step::default() });
+            continue;
+        }
+        let Some(step) = steps.last_mut() else { continue };
+        if let Some(code) = line.strip_prefix("rc=") {
+            step.done = code == "0";
+        } else if let Some(said) = line.strip_prefix("said=") {
+            step.said.push_str(said);
+            step.said.push('\n');
+        } else if let [name, property, value] = line.split('\t').collect::<Vec<_>>()[..]
+            && let Ok(value) = value.parse()
+        {
+            step.figures.insert((name.to_owned(), property.to_owned()), value);
+        }
+    }
+    steps
+}
+
+fn side(name: &str, programs: &Path, directory: &Path) -> Vec<Step> {
+    let place = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/zfs_compare");
+    fs::create_dir(directory).unwrap();
+    let mut command = match name {
+        "nacre" => Command::new("bash"),
+        _ => {
+            let mut command = Command::new("unshare");
+            command.args(["-m", "bash"]);
+            command
+        }
+    };
+    let search = format!("{}:{}:/sbin:/usr/sbin", programs.display(), std::env::var("PATH").unwrap());
+    command.arg(place.join("side.sh")).arg(name).arg(place.join("steps.txt")).arg(directory);
+    command.env("PATH", search).env("NACRE_STATE_DIR", directory.join("state")).env("LC_ALL", "C");
+    let output = finish(&mut command);
+    assert!(output.status.success(), "{name}: {:?}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
+    steps_of(&text(&output.stdout))
+}
+
+fn close(a: u64, b: u64) -> bool {
+    a.abs_diff(b) <= BYTES.max((a.max(b) as f64 * SHARE) as u64)
+}
+
+/// What differs in the figures after a step.
+fn differences(theirs: &Step, ours: &Step) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let root = |step: &Step| step.figures.get(&("zc".to_owned(), "available".to_owned())).copied().unwrap_or_default();
+    for (key, theirs_value) in &theirs.figures {
+        let (name, property) = key;
+        let Some(our_value) = ours.figures.get(key) else {
+            wrong.push(format!("{name} {property}: theirs {theirs_value}, ours missing"));
+            continue;
+        };
+        let (a, b) = (*theirs_value, *our_value);
+        // Pools keep back different shares of themselves: where no quota bounds, what counts is the difference to the pool's.
+        let beside = property == "available" && close(a.abs_diff(root(theirs)), b.abs_diff(root(ours)));
+        if !close(a, b) && !beside {
+            wrong.push(format!("{name} {property}: theirs {a}, ours {b}"));
+        }
+    }
+    let missing = ours
+        .figures
+        .keys()
+        .filter(|key| !theirs.figures.contains_key(*key))
+        .map(|(name, property)| format!("{name} {property}: only ours"));
+    wrong.extend(missing);
+    wrong
+}
+
+#[test]
+fn figures_and_refusals_are_those_of_zfs() {
+    if !as_root() {
+        return;
+    }
+    if !Path::new("/sbin/zfs-fuse").exists() {
+        skip("zfs-fuse", "zfs-fuse is not installed");
+        return;
+    }
+    let place = scratch();
+    let names = place.path().join("programs");
+    fs::create_dir(&names).unwrap();
+    for name in ["nacre", "zfs", "zpool"] {
+        std::os::unix::fs::symlink(nacre(), names.join(name)).unwrap();
+    }
+    let nothing = place.path().join("none");
+    fs::create_dir(&nothing).unwrap();
+    let theirs = side("zfs-fuse", &nothing, &place.path().join("theirs"));
+    let ours = side("nacre", &names, &place.path().join("ours"));
+    assert_eq!(theirs.len(), ours.len());
+    assert!(theirs.iter().filter(|step| !step.done).count() > 20, "the other side refuses too little: does it run?");
+    let mut wrong = Vec::new();
+    for (theirs, ours) in theirs.iter().zip(&ours) {
+        assert_eq!(theirs.line, ours.line);
+        if theirs.done != ours.done {
+            let does = |step: &Step| if step.done { "done".to_owned() } else { format!("refused: {}", step.said.trim()) };
+            wrong.push(format!("{}\n  theirs {}\n  ours   {}", theirs.line, does(theirs), does(ours)));
+        }
+        wrong.extend(differences(theirs, ours).into_iter().map(|difference| format!("{}\n  {difference}", theirs.line)));
+    }
+    mounting::clear(place.path());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

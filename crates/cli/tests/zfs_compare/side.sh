@@ -1,0 +1,42 @@
+#!/bin/bash
+# One side of the comparison: $1 zfs-fuse or nacre, $2 the file with the steps, $3 a directory of its own. Prints what real_zfs_compare.rs reads.
+# zfs-fuse runs in a mount name space of its own (unshare -m), so it meets no other.
+set -u
+side=$1 steps=$2 work=$3
+image=$work/image root=$work/x
+mkdir -p "$root" && truncate -s 1G "$image" || exit 9
+case $side in
+  zfs-fuse)
+    mount --make-rprivate / || exit 9
+    mkdir -p /etc/zfs /var/run/zfs /var/lock/zfs /var/lib/zfs
+    for place in /var/run/zfs /var/lock/zfs /var/lib/zfs; do mount -t tmpfs none $place || exit 9; done
+    zfs-fuse -n --no-kstat-mount -m 100 >"$work/log" 2>&1 & daemon=$!
+    for _ in $(seq 100); do timeout 5 zpool list >/dev/null 2>&1 && break; sleep 0.1; done
+    timeout 30 zpool create -O atime=off -m "$root" zc "$image" >/dev/null || exit 9 ;;
+  nacre) timeout 30 nacre pool create -O atime=off -O compression=off -m "$root" zc "$image" || exit 9 ;;
+esac
+write() { timeout -k 5 120 dd if=/dev/urandom of="$root/$1" bs=1M count="$2" seek="${3:-0}" conv=notrunc,fsync status=none; }
+names=used,available,referenced,usedbydataset,usedbysnapshots,usedbychildren,usedbyrefreservation
+show() { timeout -k 5 30 zfs set compare:tick=$RANDOM zc; timeout -k 5 60 zfs get -rHp -o name,property,value $names zc; }
+figures() { # Both count what is committed: until two looks agree.
+  local before='' now=''
+  for _ in $(seq 20); do now=$(show); [ "$now" = "$before" ] && break; before=$now; [ $side = nacre ] || sleep 0.3; done
+  echo "$now"
+}
+while IFS= read -r line; do
+  case $line in '#'* | '') continue ;; esac
+  echo "## $line"
+  read -ra words <<<"$line"
+  case ${words[0]} in
+    zfs) timeout -k 5 60 "${words[@]}" >"$work/said" 2>&1; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
+    write) write "${words[@]:1}" >"$work/said" 2>&1; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
+    as) chmod 777 "$root/${words[3]%/*}"; (setpriv --reuid "${words[1]}" --regid "${words[1]}" --clear-groups timeout 60 dd if=/dev/urandom "of=$root/${words[3]}" bs=1M "count=${words[4]}" conv=fsync status=none) >"$work/said" 2>&1; echo "rc=$?" ;;
+    rm) rm "$root/${words[1]}"; echo "rc=$?" ;;
+    figures) figures ;;
+  esac
+done <"$steps"
+case $side in
+  zfs-fuse) timeout 30 zpool destroy zc; kill $daemon; wait $daemon ;;
+  nacre) timeout 30 nacre pool export -f zc ;;
+esac 2>/dev/null
+exit 0

@@ -1,0 +1,383 @@
+//! One entry that is no directory: made under a temporary name, given its data and metadata, and renamed.
+
+use crate::{
+    figures::add,
+    links::{Claim, Copied, Further, Identity},
+    metadata::{self, Given, Meta, Place},
+    trouble::{During, Side, Trouble},
+    walk::{Pair, Worker},
+};
+use nacre_sys::inode;
+use rustix::{
+    fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags},
+    io::Errno,
+};
+use std::{
+    ffi::OsStr,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::PathBuf,
+    sync::Arc,
+};
+
+/// How often a file is copied again that is written meanwhile.
+const ATTEMPTS: usize = 3;
+/// Opens a file whatever it is, for looking only.
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// What became of one entry.
+struct Done {
+    identity: Identity,
+    present: bool,
+}
+
+impl Worker<'_> {
+    /// Copies one entry; `regular` says that the directory calls it a regular file.
+    pub(crate) fn copy_entry(&mut self, pair: &Arc<Pair>, name: &[u8], regular: bool) -> Result<(), Trouble> {
+        let mut file = None;
+        let mut meta = if regular && pair.fresh {
+            // Nothing can be there already: opening first saves a look.
+            let opened = self.open_source(pair, name)?;
+            let meta = Meta::of_file(opened.as_fd()).source("look at")?;
+            file = Some(opened);
+            meta
+        } else {
+            Meta::of_entry(pair.source.as_fd(), name).source("look at")?
+        };
+        if file.is_some() && meta.kind != FileType::RegularFile {
+            file = None;
+            meta = Meta::of_entry(pair.source.as_fd(), name).source("look at")?;
+        }
+        if meta.kind == FileType::Directory {
+            return Err(Trouble::Fact(Side::Source, "has become a directory while it was copied".to_owned()));
+        }
+        if meta.links > 1 {
+            return self.copy_linked(pair, name, file, &meta);
+        }
+        let done = self.copy_one(pair, name, file, &meta)?;
+        self.count(&meta, done.present);
+        Ok(())
+    }
+
+    fn count(&self, meta: &Meta, present: bool) {
+        let figures = self.job().figures;
+        add(&figures.entries, 1);
+        if present {
+            add(&figures.present, 1);
+            if meta.kind == FileType::RegularFile {
+                add(&figures.present_bytes, meta.size.min(meta.allocated));
+            }
+        }
+    }
+
+    /// A file with several names: the first one met is copied, the others become links to the copy.
+    fn copy_linked(&mut self, pair: &Arc<Pair>, name: &[u8], file: Option<OwnedFd>, meta: &Meta) -> Result<(), Trouble> {
+        let of = meta.identity();
+        match self.walk.links.claim(of, meta.links, pair, name) {
+            Claim::Waits => return Ok(()),
+            Claim::Copied(copied) => return self.link_or_copy(pair, name, meta, &copied),
+            Claim::First => {}
+        }
+        let mut first = self.copy_one(pair, name, file, meta);
+        let mut at = path_of(pair, name);
+        loop {
+            match first {
+                Ok(done) => {
+                    self.count(meta, done.present);
+                    let copied = Copied { path: at, identity: done.identity };
+                    for further in self.walk.links.copied(of, &copied) {
+                        let result = self.link_or_copy(&further.pair, &further.name, meta, &copied);
+                        self.account(&further.pair, &further.name, result);
+                        self.release(further.pair);
+                    }
+                    return Ok(());
+                }
+                Err(trouble) => {
+                    let Some(Further { pair: other, name: next }) = self.walk.links.failed(of) else { return Err(trouble) };
+                    // Each name that failed is told by itself; the last one is told by whoever called.
+                    self.job().failed(&trouble, &at);
+                    at = path_of(&other, &next);
+                    first = self.copy_one(&other, &next, None, meta);
+                    self.release(other);
+                }
+            }
+        }
+    }
+
+    /// Gives a copy a further name; where that cannot be, the name gets a copy of its own.
+    fn link_or_copy(&mut self, pair: &Arc<Pair>, name: &[u8], meta: &Meta, copied: &Copied) -> Result<(), Trouble> {
+        if !pair.fresh && Meta::of_entry(pair.dest.as_fd(), name).is_ok_and(|there| there.identity() == copied.identity) {
+            add(&self.job().figures.links, 1);
+            self.count(meta, true);
+            return Ok(());
+        }
+        let linked = self.find(copied).and_then(|file| self.link(file.as_fd(), pair, name));
+        match linked {
+            Ok(()) => {
+                add(&self.job().figures.links, 1);
+                self.count(meta, false);
+                Ok(())
+            }
+            Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS | Errno::XDEV | Errno::ACCESS | Errno::NAMETOOLONG | Errno::NOENT) => {
+                self.job().lost(&self.job().figures.lost_links, "hard links cannot be made here")?;
+                self.copy_anew(pair, name, meta).map(drop)
+            }
+            Err(Errno::MLINK) => {
+                let identity = self.copy_anew(pair, name, meta)?;
+                self.walk.links.replace(meta.identity(), &Copied { path: path_of(pair, name), identity });
+                Ok(())
+            }
+            Err(error) => Err(error).destination("make a hard link at"),
+        }
+    }
+
+    fn copy_anew(&mut self, pair: &Arc<Pair>, name: &[u8], meta: &Meta) -> Result<Identity, Trouble> {
+        let done = self.copy_one(pair, name, None, meta)?;
+        self.count(meta, done.present);
+        Ok(done.identity)
+    }
+
+    /// The copy, if it still is where it was made.
+    fn find(&self, copied: &Copied) -> Result<OwnedFd, Errno> {
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let file = fs::openat2(&self.job().dest, copied.path.as_path(), HANDLE, Mode::empty(), beneath)?;
+        let there = Meta::of_file(file.as_fd()).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        if there.identity() == copied.identity { Ok(file) } else { Err(Errno::NOENT) }
+    }
+
+    fn link(&self, file: BorrowedFd<'_>, pair: &Pair, name: &[u8]) -> Result<(), Errno> {
+        let to = |name: &[u8]| match fs::linkat(file, c"", &pair.dest, name, AtFlags::EMPTY_PATH) {
+            // Without the right to do that by descriptor, the way through proc is open to everybody.
+            Err(Errno::NOENT | Errno::PERM) => fs::linkat(fs::CWD, inode::proc_path(file), &pair.dest, name, AtFlags::SYMLINK_FOLLOW),
+            done => done,
+        };
+        match to(name) {
+            // Something else has the name; it is replaced in one step, as everything is.
+            Err(Errno::EXIST) if !pair.fresh => {
+                let temporary = self.temporary();
+                let _ = fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty());
+                to(temporary.as_bytes())?;
+                fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name).inspect_err(|_| self.drop_temporary(pair))
+            }
+            done => done,
+        }
+    }
+
+    /// Copies a file under one name; what is there already and is the same stays.
+    fn copy_one(&mut self, pair: &Arc<Pair>, name: &[u8], file: Option<OwnedFd>, meta: &Meta) -> Result<Done, Trouble> {
+        let mut replace = false;
+        if !pair.fresh {
+            match Meta::of_entry(pair.dest.as_fd(), name) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).destination("look at"),
+                Ok(there) if there.identity() == meta.identity() => {
+                    return Err(Trouble::Fact(Side::Source, "is in SOURCE and in DEST at once".to_owned()));
+                }
+                Ok(there) if there.kind == FileType::Directory => {
+                    return Err(Trouble::Fact(Side::Destination, "is a directory: it is not replaced by a file".to_owned()));
+                }
+                Ok(there) if self.is_same(pair, name, meta, &there)? => {
+                    if self.job().options.update {
+                        self.renew_metadata(pair, name, meta, &there)?;
+                    }
+                    return Ok(Done { identity: there.identity(), present: true });
+                }
+                Ok(_) => replace = true,
+            }
+        }
+        let identity = match meta.kind {
+            FileType::RegularFile => self.make_regular(pair, name, file, replace)?,
+            _ => self.make_other(pair, name, replace)?,
+        };
+        Ok(Done { identity, present: false })
+    }
+
+    /// Whether what has the name already is the copy.
+    fn is_same(&self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<bool, Trouble> {
+        if meta.kind != there.kind || !meta.same_time(there) || !self.job().is_trusted(there) {
+            return Ok(false);
+        }
+        Ok(match meta.kind {
+            FileType::RegularFile => meta.size == there.size,
+            FileType::Symlink => {
+                let wanted = fs::readlinkat(&pair.source, name, Vec::new()).source("read the link")?;
+                fs::readlinkat(&pair.dest, name, Vec::new()).is_ok_and(|target| target == wanted)
+            }
+            _ => meta.special == there.special,
+        })
+    }
+
+    /// Gives a file that stays the metadata of its source.
+    fn renew_metadata(&mut self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<(), Trouble> {
+        let handle = fs::openat(&pair.dest, name, HANDLE, Mode::empty()).destination("open")?;
+        if Meta::of_file(handle.as_fd()).destination("look at")?.identity() != there.identity() {
+            return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
+        }
+        let from = Place::Entry(pair.source.as_fd(), name);
+        let given = Given { file: handle.as_fd(), handle: true, existing: true, from };
+        metadata::give(self.job(), &mut self.rooms, meta, given)?;
+        self.renew_flags(pair, name, meta, there.identity())
+    }
+
+    /// Opens a regular file of SOURCE without changing the time of its last access where that is allowed.
+    pub(crate) fn open_source(&self, pair: &Pair, name: &[u8]) -> Result<OwnedFd, Trouble> {
+        // Should it have become a pipe, opening it does not wait for a writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        match fs::openat(&pair.source, name, flags | OFlags::NOATIME, Mode::empty()) {
+            Err(Errno::PERM) => fs::openat(&pair.source, name, flags, Mode::empty()),
+            opened => opened,
+        }
+        .source("open")
+    }
+
+    fn make_regular(&mut self, pair: &Pair, name: &[u8], file: Option<OwnedFd>, replace: bool) -> Result<Identity, Trouble> {
+        let source = match file {
+            Some(file) => file,
+            None => self.open_source(pair, name)?,
+        };
+        let meta = Meta::of_file(source.as_fd()).source("look at")?;
+        if meta.kind != FileType::RegularFile {
+            return Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned()));
+        }
+        // Until it belongs to whom it should, nobody else reads it; whoever makes it can always write to it.
+        let own = (meta.uid, meta.gid) == self.job().own;
+        let mode = Mode::from_raw_mode(if own { meta.mode & 0o777 | 0o600 } else { 0o600 });
+        let copy = self.create(pair, mode)?;
+        let made = self.fill(pair, source.as_fd(), copy, meta).and_then(|(identity, meta, settled)| {
+            self.put(pair, name, replace)?;
+            if meta.flags != 0 {
+                self.renew_flags(pair, name, &meta, identity)?;
+            }
+            Ok((identity, settled))
+        });
+        match made {
+            Ok((identity, true)) => Ok(identity),
+            Ok((_, false)) => Err(Trouble::Fact(
+                Side::Source,
+                format!("was written to while it was copied, {ATTEMPTS} times: the copy may hold parts of different states"),
+            )),
+            Err(trouble) => {
+                self.drop_temporary(pair);
+                Err(trouble)
+            }
+        }
+    }
+
+    /// Data and metadata of a new file; answers which file it is, what was copied last, and whether nobody wrote to it meanwhile.
+    fn fill(&mut self, pair: &Pair, source: BorrowedFd<'_>, copy: OwnedFd, mut meta: Meta) -> Result<(Identity, Meta, bool), Trouble> {
+        let mut settled = false;
+        for attempt in 1..=ATTEMPTS {
+            self.content(source, copy.as_fd(), &meta, pair.device)?;
+            let later = Meta::of_file(source).source("look at")?;
+            settled = !meta.was_changed_until(&later);
+            if settled || attempt == ATTEMPTS {
+                break;
+            }
+            fs::ftruncate(&copy, 0).destination("set the length of")?;
+            meta = later;
+        }
+        let given = Given { file: copy.as_fd(), handle: false, existing: false, from: Place::Open(source) };
+        let identity = metadata::give(self.job(), &mut self.rooms, &meta, given)?;
+        // Some file systems tell only now that they could not keep what was written.
+        inode::close(copy).destination("write")?;
+        Ok((identity, meta, settled))
+    }
+
+    fn create(&self, pair: &Pair, mode: Mode) -> Result<OwnedFd, Trouble> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let temporary = self.temporary();
+        let open = || fs::openat(&pair.dest, temporary.as_str(), flags, mode);
+        match open() {
+            // Left by a copy that was killed.
+            Err(Errno::EXIST) => {
+                fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty()).destination("remove what an earlier copy left in")?;
+                open()
+            }
+            opened => opened,
+        }
+        .destination("create")
+    }
+
+    /// Symbolic links, pipes, sockets and devices.
+    fn make_other(&mut self, pair: &Pair, name: &[u8], replace: bool) -> Result<Identity, Trouble> {
+        let source = fs::openat(&pair.source, name, HANDLE, Mode::empty()).source("open")?;
+        let meta = Meta::of_file(source.as_fd()).source("look at")?;
+        let temporary = self.temporary();
+        let make = || match meta.kind {
+            FileType::Symlink => {
+                let target = fs::readlinkat(&source, c"", Vec::new()).source("read the link")?;
+                fs::symlinkat(target, &pair.dest, temporary.as_str()).destination("create the link")
+            }
+            FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice => {
+                fs::mknodat(&pair.dest, temporary.as_str(), meta.kind, Mode::from_raw_mode(0o600), meta.special).destination("create")
+            }
+            _ => Err(Trouble::Fact(Side::Source, "has become something else while it was copied".to_owned())),
+        };
+        let _ = fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty());
+        make()?;
+        let dressed = self.dress(pair, source.as_fd(), &meta).and_then(|identity| {
+            self.put(pair, name, replace)?;
+            Ok(identity)
+        });
+        dressed.inspect_err(|_| self.drop_temporary(pair))
+    }
+
+    /// Metadata of what has just been made under the temporary name.
+    fn dress(&mut self, pair: &Pair, source: BorrowedFd<'_>, meta: &Meta) -> Result<Identity, Trouble> {
+        let handle = fs::openat(&pair.dest, self.temporary().as_str(), HANDLE, Mode::empty()).destination("open")?;
+        let made = Meta::of_file(handle.as_fd()).destination("look at")?;
+        // Whoever may write to the directory could have put another file there, with more names, to have it given to himself.
+        if made.kind != meta.kind || made.links > 1 {
+            return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
+        }
+        let given = Given { file: handle.as_fd(), handle: true, existing: false, from: Place::Handle(source) };
+        metadata::give(self.job(), &mut self.rooms, meta, given)?;
+        Ok(made.identity())
+    }
+
+    /// The file flags of an entry, if it still is this one.
+    fn renew_flags(&self, pair: &Pair, name: &[u8], meta: &Meta, identity: Identity) -> Result<(), Trouble> {
+        if meta.flags == 0 || meta.kind != FileType::RegularFile {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = fs::openat(&pair.dest, name, flags, Mode::empty()).destination("open")?;
+        if Meta::of_file(file.as_fd()).destination("look at")?.identity() != identity {
+            return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
+        }
+        metadata::give_flags(self.job(), meta, file.as_fd())
+    }
+
+    /// Gives what was made its name.
+    fn put(&self, pair: &Pair, name: &[u8], replace: bool) -> Result<(), Trouble> {
+        let temporary = self.temporary();
+        let plain = || fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name);
+        let renamed = if replace {
+            plain()
+        } else {
+            // So a file that somebody else has made meanwhile, or that differs only by case where case does not count, is not lost.
+            match fs::renameat_with(&pair.dest, temporary.as_str(), &pair.dest, name, RenameFlags::NOREPLACE) {
+                Err(Errno::INVAL | Errno::NOSYS) => plain(),
+                renamed => renamed,
+            }
+        };
+        renamed.destination("create")
+    }
+
+    /// The name under which this worker makes things.
+    fn temporary(&self) -> String {
+        self.job().temporary(self.number)
+    }
+
+    /// Best effort: what stays is removed by the copy that goes on.
+    fn drop_temporary(&self, pair: &Pair) {
+        let _ = fs::unlinkat(&pair.dest, self.temporary().as_str(), AtFlags::empty());
+    }
+}
+
+/// The path of an entry below the roots.
+pub(crate) fn path_of(pair: &Pair, name: &[u8]) -> PathBuf {
+    pair.path.join(OsStr::from_bytes(name))
+}

@@ -1,0 +1,113 @@
+//! What the workers share: directories to be opened and lists of names to be copied. Bounded: who finds it full does the work himself.
+
+use crate::walk::{Names, Pair};
+use parking_lot::{Condvar, Mutex};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+/// Directories that may wait.
+const DIRECTORIES: usize = 1024;
+/// Lists of names that may wait.
+const LISTS: usize = 256;
+
+/// A subdirectory that nobody has opened yet.
+#[derive(Debug)]
+pub(crate) struct Subdirectory {
+    pub(crate) parent: Arc<Pair>,
+    pub(crate) name: Box<[u8]>,
+}
+
+/// Entries of one directory.
+#[derive(Debug)]
+pub(crate) struct List {
+    pub(crate) pair: Arc<Pair>,
+    pub(crate) names: Names,
+}
+
+/// Something to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Directory(Subdirectory),
+    List(List),
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    directories: Vec<Subdirectory>,
+    lists: VecDeque<List>,
+    /// Workers that are not waiting, and so may still bring work.
+    active: usize,
+    closed: bool,
+}
+
+/// The queue.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl Queue {
+    /// For so many workers, all of which will call [`Queue::take`].
+    pub(crate) fn new(workers: usize) -> Queue {
+        Queue { waiting: Mutex::new(Waiting { active: workers, ..Waiting::default() }), changed: Condvar::new() }
+    }
+
+    /// Leaves a directory to whoever has time; gives it back when too many wait.
+    pub(crate) fn offer_directory(&self, directory: Subdirectory) -> Result<(), Subdirectory> {
+        let mut waiting = self.waiting.lock();
+        if waiting.directories.len() >= DIRECTORIES {
+            return Err(directory);
+        }
+        waiting.directories.push(directory);
+        drop(waiting);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Leaves names to whoever has time; gives them back when too many wait.
+    pub(crate) fn offer_list(&self, list: List) -> Result<(), List> {
+        let mut waiting = self.waiting.lock();
+        if waiting.lists.len() >= LISTS {
+            return Err(list);
+        }
+        waiting.lists.push_back(list);
+        drop(waiting);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// The next thing to do: files before directories, the deepest directories first, so that little waits. `None`: everything is done,
+    /// or `stopped` says so.
+    pub(crate) fn take(&self, stopped: impl Fn() -> bool) -> Option<Work> {
+        let mut waiting = self.waiting.lock();
+        waiting.active = waiting.active.saturating_sub(1);
+        loop {
+            if waiting.closed || stopped() {
+                waiting.closed = true;
+                self.changed.notify_all();
+                return None;
+            }
+            let work = match waiting.lists.pop_front() {
+                Some(list) => Some(Work::List(list)),
+                None => waiting.directories.pop().map(Work::Directory),
+            };
+            if work.is_some() {
+                waiting.active += 1;
+                return work;
+            }
+            if waiting.active == 0 {
+                waiting.closed = true;
+                self.changed.notify_all();
+                return None;
+            }
+            // The end of the wait is for `stopped`, which nobody announces here.
+            self.changed.wait_for(&mut waiting, Duration::from_millis(100));
+        }
+    }
+
+    /// Lets all workers end.
+    pub(crate) fn close(&self) {
+        self.waiting.lock().closed = true;
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,225 @@
+//! The note in DEST that says which copy is being made there and up to when everything is known to be on the device.
+//!
+//! It is there from the first change in DEST until the copy is complete. A file that is there under its own name was complete when it was
+//! renamed; after a crash of the machine that holds only for those that were renamed before the last time everything was written out
+//! (`synced`, a time of the clock of DEST's file system). All others are copied again.
+
+use rustix::{
+    fs::{self, AtFlags, Mode, OFlags, StatxFlags},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    hash::{BuildHasher, Hasher, RandomState},
+    io::{self, Read, Write},
+    os::fd::{AsFd, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+/// Its name in DEST.
+pub(crate) const NAME: &str = ".nacre-copy-state";
+/// Under this name it is written.
+const NEW: &str = ".nacre-copy-state.new";
+/// The form that this program writes and reads.
+const VERSION: u32 = 1;
+/// Longer ones are not ours.
+const LONGEST: u64 = 64 * 1024;
+
+/// Seconds and nanoseconds of the clock of DEST's file system.
+pub(crate) type Time = (i64, u32);
+
+/// The note.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// The form of this note.
+    pub(crate) version: u32,
+    /// Part of all temporary names of this copy.
+    pub(crate) id: String,
+    /// The bytes of the path of SOURCE.
+    #[serde(with = "path_text")]
+    pub(crate) source: PathBuf,
+    /// Since when the machine has been running that this was written on.
+    pub(crate) boot: String,
+    /// All that was changed in DEST before this time (seconds, nanoseconds) is on the device.
+    pub(crate) synced: Option<Time>,
+    /// What was changed in DEST from the first time on up to the second may be there in part only, because the machine stopped.
+    pub(crate) doubtful: Option<(Time, Time)>,
+}
+
+impl State {
+    /// Of a new copy.
+    pub(crate) fn new(source: &Path) -> State {
+        // Each such state begins with other random numbers.
+        let id = format!("{:016x}", RandomState::new().build_hasher().finish());
+        State { version: VERSION, id, source: source.to_path_buf(), boot: boot(), synced: None, doubtful: None }
+    }
+
+    /// The one in a directory.
+    ///
+    /// # Errors
+    /// InvalidData: not written by this program, or by a newer one.
+    pub(crate) fn read(directory: BorrowedFd<'_>) -> io::Result<Option<State>> {
+        let file = match fs::openat(directory, NAME, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
+        {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => File::from(opened?),
+        };
+        let mut text = Vec::new();
+        file.take(LONGEST).read_to_end(&mut text)?;
+        let state: State = serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        if state.version != VERSION {
+            let told = format!("it has form {}, and this program knows form {VERSION}", state.version);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        }
+        Ok(Some(state))
+    }
+
+    /// Writes it into a directory, durably and in one step.
+    pub(crate) fn write(&self, directory: BorrowedFd<'_>) -> io::Result<()> {
+        let mut text = serde_json::to_vec(self)?;
+        text.push(b'\n');
+        remove(directory, NEW)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(fs::openat(directory, NEW, flags, Mode::RUSR | Mode::WUSR)?);
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::renameat(directory, NEW, directory, NAME)?;
+        Ok(fs::fsync(directory)?)
+    }
+
+    /// Removes it: the copy is complete.
+    pub(crate) fn remove(directory: BorrowedFd<'_>) -> io::Result<()> {
+        remove(directory, NEW)?;
+        remove(directory, NAME)
+    }
+
+    /// What the clock of DEST's file system says now.
+    pub(crate) fn time_of(directory: BorrowedFd<'_>) -> io::Result<Time> {
+        remove(directory, NEW)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = fs::openat(directory, NEW, flags, Mode::RUSR | Mode::WUSR)?;
+        let stat = fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::CTIME)?;
+        remove(directory, NEW)?;
+        Ok((stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec))
+    }
+
+    /// Takes the note up at the time `now`: if the machine was started anew since, what was not written out by then is doubtful.
+    pub(crate) fn take_up(&mut self, now: Time) {
+        let boot = boot();
+        if !self.boot.is_empty() && self.boot == boot {
+            return;
+        }
+        // What was doubtful then may still be as it was.
+        let from = self.doubtful.map(|(from, _)| from).or(self.synced).unwrap_or((i64::MIN, 0));
+        // A clock that was set back says nothing.
+        let until = if now > from { now } else { (i64::MAX, 0) };
+        self.doubtful = Some((from, until));
+        self.boot = boot;
+    }
+}
+
+/// Whether a name in the root of DEST belongs to this copy and not to what is copied.
+pub(crate) fn is_own_name(name: &[u8]) -> bool {
+    name == NAME.as_bytes() || name == NEW.as_bytes()
+}
+
+fn remove(directory: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    match fs::unlinkat(directory, name, AtFlags::empty()) {
+        Err(Errno::NOENT) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// What the kernel calls its present run; empty where it does not tell.
+pub(crate) fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+/// Paths as lists of bytes where they are no text.
+mod path_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::{
+        ffi::OsString,
+        os::unix::ffi::{OsStrExt, OsStringExt},
+        path::{Path, PathBuf},
+    };
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Text(String),
+        Bytes(Vec<u8>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        match path.to_str() {
+            Some(text) => Form::Text(text.to_owned()),
+            None => Form::Bytes(path.as_os_str().as_bytes().to_vec()),
+        }
+        .serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(match Form::deserialize(from)? {
+            Form::Text(text) => PathBuf::from(text),
+            Form::Bytes(bytes) => PathBuf::from(OsString::from_vec(bytes)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+    #[test]
+    fn a_note_comes_back_as_it_was_written() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = File::open(place.path()).unwrap();
+        assert_eq!(State::read(directory.as_fd()).unwrap(), None);
+        for path in [Path::new("/a b/c"), Path::new(OsStr::from_bytes(b"/\xff\n"))] {
+            let mut state = State::new(path);
+            state.synced = Some((5, 7));
+            state.write(directory.as_fd()).unwrap();
+            assert_eq!(State::read(directory.as_fd()).unwrap(), Some(state.clone()));
+            assert_ne!(State::new(path).id, state.id);
+        }
+        State::time_of(directory.as_fd()).unwrap();
+        State::remove(directory.as_fd()).unwrap();
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn only_a_new_start_of_the_machine_makes_files_doubtful() {
+        let mut state = State::new(Path::new("/a"));
+        state.take_up((10, 0));
+        assert_eq!(state.doubtful, None);
+        let new_start = |state: &mut State, now| {
+            state.boot = "another".to_owned();
+            state.take_up(now);
+            assert_eq!(state.boot, boot());
+        };
+        let mut synced = State { synced: Some((5, 0)), ..state.clone() };
+        new_start(&mut synced, (10, 0));
+        assert_eq!(synced.doubtful, Some(((5, 0), (10, 0))));
+        synced.synced = Some((12, 0));
+        new_start(&mut synced, (20, 0));
+        assert_eq!(synced.doubtful, Some(((5, 0), (20, 0))), "what was not copied again by then still is");
+        new_start(&mut synced, (1, 0));
+        assert_eq!(synced.doubtful, Some(((5, 0), (i64::MAX, 0))), "a clock set back");
+        new_start(&mut state, (10, 0));
+        assert_eq!(state.doubtful, Some(((i64::MIN, 0), (10, 0))), "never written out");
+    }
+
+    #[test]
+    fn a_note_that_is_not_understood_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = File::open(place.path()).unwrap();
+        for text in ["", "{}", "[1]", r#"{"version":2,"id":"x","source":"/","boot":"","synced":null,"doubtful":null}"#] {
+            std::fs::write(place.path().join(NAME), text).unwrap();
+            let error = State::read(directory.as_fd()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{text}");
+        }
+    }
+}

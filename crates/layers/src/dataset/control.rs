@@ -1,0 +1,210 @@
+//! `.zfs` of a file system: the directory below which its snapshots are.
+//!
+//! Its names are those of the catalog, looked up each time; what is found is kept open until somebody lets go of it. Invariant: a tree that is handed out is in
+//! the table until its snapshot is forgotten, so that forgetting ends all use of it.
+
+use super::translate::errno;
+use super::volume::{self, Place, Volume};
+use nacre_pool::engine::Pool;
+use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node, Result, Time};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock, atomic::Ordering},
+};
+
+/// The name in the root of a file system.
+pub(super) const NAME: &[u8] = b".zfs";
+/// The name below it.
+pub(super) const SNAPSHOT: &[u8] = b"snapshot";
+/// Trees kept open though nobody uses them.
+const IDLE: usize = 64;
+
+/// Makes, destroys and renames snapshots of one dataset.
+pub trait SnapshotDirectory: Send + Sync {
+    /// Takes a snapshot: what was written before is in it.
+    ///
+    /// # Errors
+    /// EEXIST, ENOSPC, EINVAL for an impossible name, EPERM.
+    fn take(&self, name: &str) -> Result<()>;
+
+    /// Destroys a snapshot.
+    ///
+    /// # Errors
+    /// ENOENT, EBUSY where it is used, held or has clones.
+    fn destroy(&self, name: &str) -> Result<()>;
+
+    /// Renames a snapshot.
+    ///
+    /// # Errors
+    /// ENOENT, EEXIST.
+    fn rename(&self, name: &str, new: &str) -> Result<()>;
+}
+
+/// See the file's head.
+pub(super) struct Control {
+    pool: Arc<Pool>,
+    dataset: u64,
+    directory: OnceLock<Box<dyn SnapshotDirectory>>,
+    /// The trees that are open, by their numbers.
+    open: Mutex<HashMap<u64, Arc<Volume>>>,
+    /// Which snapshot has which number, as long as the file system is mounted.
+    trees: Mutex<HashMap<u64, nacre_pool::Txg>>,
+}
+
+impl Control {
+    pub(super) fn new(pool: Arc<Pool>, dataset: u64) -> Control {
+        Control { pool, dataset, directory: OnceLock::new(), open: Mutex::default(), trees: Mutex::default() }
+    }
+
+    pub(super) fn carry_out(&self, directory: Box<dyn SnapshotDirectory>) {
+        // Set once, before anything is mounted.
+        let _ = self.directory.set(directory);
+    }
+
+    /// One of the two directories.
+    pub(super) fn entry(&self, head: &Volume, place: &Place) -> Result<Entry> {
+        let (ino, mode, place) = match place {
+            Place::Control => (volume::CONTROL, 0o555, Place::Control),
+            // Whoever runs the pool may make and destroy snapshots.
+            Place::Snapshots if self.directory.get().is_some() => (volume::SNAPSHOTS, 0o755, Place::Snapshots),
+            Place::Snapshots => (volume::SNAPSHOTS, 0o555, Place::Snapshots),
+            Place::File(_) => return Err(Errno::EIO),
+        };
+        let files = head.files.files();
+        let root = files.attributes(&files.root()).map_err(errno)?;
+        let time = Time { sec: root.changed.seconds, nsec: root.changed.nanoseconds };
+        let attr = Attr {
+            id: FileId { fs: self.dataset, ino, generation: 0 },
+            kind: Kind::Directory,
+            mode,
+            nlink: 2,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev_major: 0,
+            rdev_minor: 0,
+            size: 2,
+            blocks: 0,
+            blksize: 4096,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: Some(time),
+        };
+        Ok(Entry { attr, node: Node::new(Arc::new(place)) })
+    }
+
+    /// The tree of the snapshot with this name.
+    pub(super) fn volume(&self, name: Name<'_>) -> Result<Arc<Volume>> {
+        // Names of snapshots are ASCII.
+        let name = std::str::from_utf8(name.bytes()).map_err(|_| Errno::ENOENT)?;
+        let txg = self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.ok_or(Errno::ENOENT)?;
+        self.volume_at(name, txg)
+    }
+
+    /// The number of a snapshot's tree: the same for every question, no other's.
+    fn tree(&self, txg: nacre_pool::Txg) -> u64 {
+        let mut trees = self.trees.lock();
+        let mut tree = volume::tree_of(txg);
+        while trees.get(&tree).is_some_and(|other| *other != txg) {
+            tree = volume::tree_after(tree);
+        }
+        trees.insert(tree, txg);
+        tree
+    }
+
+    /// The tree with this number.
+    pub(super) fn volume_of_tree(&self, tree: u64) -> Result<Arc<Volume>> {
+        if let Some(volume) = self.open.lock().get(&tree) {
+            return Ok(Arc::clone(volume));
+        }
+        // The kernel has the number from here.
+        let txg = self.trees.lock().get(&tree).copied().ok_or(Errno::ESTALE)?;
+        let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
+        let (_, row) = rows.into_iter().find(|(at, _)| *at == txg).ok_or(Errno::ESTALE)?;
+        self.volume_at(&row.name, txg)
+    }
+
+    fn volume_at(&self, name: &str, txg: nacre_pool::Txg) -> Result<Arc<Volume>> {
+        let mut open = self.open.lock();
+        let tree = self.tree(txg);
+        if let Some(volume) = open.get(&tree).filter(|volume| volume.is(name, txg)) {
+            return Ok(Arc::clone(volume));
+        }
+        let files = self.pool.snapshot_files(self.dataset, txg).map_err(|error| errno(error.into()))?;
+        if open.len() >= IDLE {
+            open.retain(|_, volume| Arc::strong_count(volume) > 1);
+        }
+        let volume = Arc::new(Volume::new(files, Some((name.to_owned(), txg)), tree));
+        open.insert(tree, Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// Lets go of a snapshot; false where files of it are open, and not `force`.
+    pub(super) fn forget(&self, txg: nacre_pool::Txg, force: bool) -> bool {
+        let mut open = self.open.lock();
+        let tree = self.tree(txg);
+        let Some(volume) = open.get(&tree) else { return true };
+        if volume.open.load(Ordering::Acquire) > 0 && !force {
+            return false;
+        }
+        volume.end();
+        open.remove(&tree);
+        true
+    }
+
+    fn verbs(&self) -> Result<&dyn SnapshotDirectory> {
+        self.directory.get().map(|directory| &**directory).ok_or(Errno::EROFS)
+    }
+
+    pub(super) fn take(&self, name: Name<'_>) -> Result<()> {
+        self.verbs()?.take(text(name)?)
+    }
+
+    pub(super) fn destroy(&self, name: Name<'_>) -> Result<()> {
+        self.verbs()?.destroy(text(name)?)
+    }
+
+    pub(super) fn rename(&self, name: Name<'_>, new: Name<'_>) -> Result<()> {
+        self.verbs()?.rename(text(name)?, text(new)?)
+    }
+
+    /// Gives `.zfs` to a listing of the root; false where there is no room for it.
+    pub(super) fn list_itself(&self, head: &Volume, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
+        let entry = if attributes { Some(self.entry(head, &Place::Control)?) } else { None };
+        Ok(sink.push(DirEntry { name: Name::new(NAME)?, ino: volume::CONTROL, kind: Some(Kind::Directory), next: 1, entry }))
+    }
+
+    /// Lists `.zfs`.
+    pub(super) fn list(&self, head: &Volume, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        if from == 0 {
+            let entry = if attributes { Some(self.entry(head, &Place::Snapshots)?) } else { None };
+            sink.push(DirEntry { name: Name::new(SNAPSHOT)?, ino: volume::SNAPSHOTS, kind: Some(Kind::Directory), next: 1, entry });
+        }
+        Ok(())
+    }
+
+    /// Lists `.zfs/snapshot`: a snapshot's position is its txg.
+    pub(super) fn list_snapshots(
+        &self,
+        from: u64,
+        attributes: bool,
+        root_of: &dyn Fn(&Arc<Volume>) -> Result<Entry>,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
+        let snapshots = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
+        for (txg, row) in snapshots.into_iter().filter(|(txg, _)| txg.0 > from) {
+            let entry = if attributes { Some(root_of(&self.volume_at(&row.name, txg)?)?) } else { None };
+            // Every root directory has the same number in its tree.
+            let ino = entry.as_ref().map_or_else(|| self.tree(txg) << volume::SHIFT | volume::ROOT, |entry| entry.attr.id.ino);
+            if !sink.push(DirEntry { name: Name::new(row.name.as_bytes())?, ino, kind: Some(Kind::Directory), next: txg.0, entry }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn text(name: Name<'_>) -> Result<&str> {
+    std::str::from_utf8(name.bytes()).map_err(|_| Errno::EINVAL)
+}

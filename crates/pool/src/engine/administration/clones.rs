@@ -1,0 +1,121 @@
+//! Clones: made of snapshots, and promoted over their origins.
+
+use super::refused;
+use crate::catalog::{DatasetRow, SnapshotRow};
+use crate::engine::admission::refusal;
+use crate::engine::{Admin, NewDataset, Pool};
+use crate::error::PoolError;
+use crate::pointer::Txg;
+use crate::space::{Change, Purpose, Usage};
+
+impl Pool {
+    /// Makes a file system that begins as a snapshot; answers its number. It takes no time and no space.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the snapshot is not there or the name is.
+    pub fn clone_snapshot(&self, from: u64, snapshot: &str, new: &NewDataset) -> Result<u64, PoolError> {
+        self.commit_with(|admin, txg| {
+            let Some(origin) = admin.catalog.snapshot_named(from, snapshot)? else {
+                return refused(format!("there is no snapshot '@{snapshot}'"));
+            };
+            if admin.catalog.child(new.parent, &new.name)?.is_some() {
+                return refused(format!("dataset '{}' exists already", new.name));
+            }
+            let of = admin.catalog.snapshot(from, origin)?;
+            let usage = Usage { referenced: of.referenced, logical_referenced: of.logical, ..Usage::default() };
+            let rows = self.parse_new(&new.properties)?;
+            let limits = admin.judge_new(new.parent, &rows, usage)?;
+            let id = admin.catalog.number()?;
+            let list = admin.catalog.deadlists().create()?;
+            let row = DatasetRow {
+                created: txg,
+                root: of.root,
+                usage,
+                origin: Some((from, origin)),
+                newest: origin,
+                ..self.new_row(new.parent, &new.name, list)
+            };
+            admin.catalog.enter(id, &row)?;
+            admin.catalog.set_clone(from, origin, id, true)?;
+            admin.put_rows(id, &rows)?;
+            admin.forest().add(id, new.parent, usage, limits)?;
+            Ok(id)
+        })
+    }
+
+    /// Makes a clone the owner of the snapshot that it came from, and of all older ones; what was the origin becomes the clone.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a dataset that is no clone, or where names of snapshots clash; [`PoolError::NoSpace`] where a quota above the clone
+    /// cannot hold what moves.
+    pub fn promote(&self, id: u64) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            let mut row = admin.catalog.dataset(id)?;
+            let Some((from, origin)) = row.origin else { return refused("not a cloned filesystem".to_owned()) };
+            let mut old = admin.catalog.dataset(from)?;
+            let moving: Vec<(Txg, SnapshotRow)> = admin.catalog.snapshots(from)?.into_iter().filter(|(txg, _)| *txg <= origin).collect();
+            for (_, snapshot) in &moving {
+                if admin.catalog.snapshot_named(id, &snapshot.name)?.is_some() {
+                    return refused(format!("snapshot name '@{}' from origin conflicts with one of this dataset", snapshot.name));
+                }
+            }
+            admin.charge_promotion(from, id, moving.len())?;
+            for (txg, snapshot) in &moving {
+                admin.move_snapshot(from, id, *txg, snapshot)?;
+            }
+            let count = i64::try_from(moving.len()).unwrap_or(i64::MAX);
+            admin.forest().count_snapshots(from, -count)?;
+            admin.forest().count_snapshots(id, count)?;
+            admin.catalog.set_clone(id, origin, id, false)?;
+            row.origin = old.origin;
+            old.origin = Some((id, origin));
+            admin.catalog.set_dataset(id, &row)?;
+            admin.catalog.set_dataset(from, &old)?;
+            admin.catalog.set_clone(id, origin, from, true)?;
+            if let Some((above, txg)) = row.origin {
+                admin.catalog.set_clone(above, txg, from, false)?;
+                admin.catalog.set_clone(above, txg, id, true)?;
+            }
+            admin.note_usage(from)?;
+            admin.note_usage(id)
+        })
+    }
+}
+
+impl Admin {
+    /// Charges a clone for the snapshots that it is about to own, and relieves their owner, where all quotas allow it. The lines of both stay what they
+    /// are; only where each line's own part begins moves.
+    pub(super) fn charge_promotion(&mut self, from: u64, to: u64, snapshots: usize) -> Result<(), PoolError> {
+        let mut changes = Vec::new();
+        for (id, gains) in [(from, false), (to, true)] {
+            let (history, own) = self.catalog.history_of(id)?;
+            let own = if gains { own.saturating_sub(snapshots) } else { own + snapshots };
+            let after = self.catalog.deadlists().usage(&history, own)?;
+            changes.push((id, Change::between(&self.forest().usage(id)?, &after)?));
+        }
+        self.forest().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
+    }
+
+    /// Moves a snapshot from one dataset's line to another's, with its holds and clones.
+    pub(super) fn move_snapshot(&mut self, from: u64, to: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
+        let (holds, clones) = (self.catalog.holds(from, txg)?, self.catalog.clones(from, txg)?);
+        for (tag, _) in &holds {
+            self.catalog.set_hold(from, txg, tag, None)?;
+        }
+        for clone in &clones {
+            self.catalog.set_clone(from, txg, *clone, false)?;
+        }
+        self.catalog.leave_snapshot(from, txg)?;
+        self.catalog.enter_snapshot(to, txg, row)?;
+        for (tag, at) in &holds {
+            self.catalog.set_hold(to, txg, tag, Some(*at))?;
+        }
+        for clone in &clones {
+            self.catalog.set_clone(to, txg, *clone, true)?;
+            let mut cloned = self.catalog.dataset(*clone)?;
+            cloned.origin = Some((to, txg));
+            self.catalog.set_dataset(*clone, &cloned)?;
+        }
+        Ok(())
+    }
+}

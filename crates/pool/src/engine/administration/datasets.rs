@@ -1,0 +1,112 @@
+//! Making, naming and describing datasets.
+
+use std::sync::Arc;
+
+use super::{NewDataset, refused};
+use crate::catalog::DatasetRow;
+use crate::deadlist::ListId;
+use crate::engine::admission::refusal;
+use crate::engine::{Dataset, Pool, find};
+use crate::error::PoolError;
+use crate::pointer::Txg;
+use crate::space::Usage;
+
+impl Pool {
+    /// The dataset that has the pool's name.
+    pub(in crate::engine) fn create_root(&self, name: &str) -> Result<u64, PoolError> {
+        self.make(0, name, &[])
+    }
+
+    /// Makes an empty file system; answers its number.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the name exists.
+    pub fn create_dataset(&self, new: &NewDataset) -> Result<u64, PoolError> {
+        self.make(new.parent, &new.name, &new.properties)
+    }
+
+    fn make(&self, parent: u64, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
+        // The files exist before the commit that enters them: it flushes and freezes them as those of any other dataset.
+        let mut admin = self.admin.lock();
+        if let Some(failed) = &admin.failed {
+            return Err(failed.clone());
+        }
+        if parent != 0 && admin.catalog.child(parent, name)?.is_some() {
+            return refused(format!("dataset '{name}' exists already"));
+        }
+        let rows = self.parse_new(properties)?;
+        let limits = admin.judge_new(parent, &rows, Usage::default())?;
+        let id = admin.catalog.number()?;
+        let dataset = Arc::new(Dataset::format(self, id)?);
+        let list = admin.catalog.deadlists().create()?;
+        let row = self.new_row(parent, name, list);
+        admin.catalog.enter(id, &row)?;
+        admin.put_rows(id, &rows)?;
+        if parent == 0 {
+            let forest = self.forest_of(&admin.catalog)?;
+            *admin.forest() = forest;
+        } else {
+            admin.forest().add(id, parent, Usage::default(), limits)?;
+        }
+        dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
+        self.datasets.write().insert(id, dataset);
+        self.commit_under(&mut admin, |admin, txg| {
+            let mut row = admin.catalog.dataset(id)?;
+            row.created = txg;
+            admin.catalog.set_dataset(id, &row)
+        })?;
+        Ok(id)
+    }
+
+    pub(super) fn new_row(&self, parent: u64, name: &str, list: ListId) -> DatasetRow {
+        DatasetRow {
+            parent,
+            name: name.to_owned(),
+            guid: (self.entropy)(),
+            created: Txg(0),
+            created_at: (self.clock)().seconds,
+            root: None,
+            list,
+            usage: Usage::default(),
+            origin: None,
+            newest: Txg(0),
+        }
+    }
+
+    /// Gives a dataset another name or parent.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the name exists or the parent lies below it; [`PoolError::NoSpace`] for a quota of the new parent.
+    pub fn rename_dataset(&self, id: u64, new: &NewDataset) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            if admin.catalog.child(new.parent, &new.name)?.is_some() {
+                return refused(format!("dataset '{}' exists already", new.name));
+            }
+            if admin.catalog.dataset(id)?.parent != new.parent {
+                admin.judge_move(id, new.parent)?;
+                admin.forest().reparent(id, new.parent)?.map_err(refusal)?;
+            }
+            admin.catalog.rename(id, new.parent, &new.name)
+        })
+    }
+
+    /// A dataset as the catalog has it, by its name.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn describe(&self, name: &str) -> Result<Option<(u64, DatasetRow)>, PoolError> {
+        let admin = self.admin.lock();
+        let Some(id) = find(&admin.catalog, name)? else { return Ok(None) };
+        Ok(Some((id, admin.catalog.dataset(id)?)))
+    }
+
+    /// What a dataset uses, and what it may still use, bytes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn space(&self, id: u64) -> Result<(crate::space::Breakdown, Usage, u64), PoolError> {
+        let admin = self.admin.lock();
+        let forest = admin.forest();
+        Ok((forest.breakdown(id)?, forest.usage(id)?, forest.available(id)?))
+    }
+}

@@ -1,0 +1,143 @@
+//! Snapshots: taken, destroyed, held, named; bookmarks.
+
+use super::refused;
+use crate::catalog::{BookmarkRow, SnapshotRow};
+use crate::engine::Pool;
+use crate::engine::admission::refusal;
+use crate::error::PoolError;
+use crate::pointer::Txg;
+
+impl Pool {
+    /// Takes snapshots of several datasets at the same moment. Names are those behind the `@`.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where one exists or is named twice; [`PoolError::NoSpace`] where a refreservation asks for more than there is.
+    pub fn snapshot(&self, wanted: &[(u64, String)]) -> Result<Txg, PoolError> {
+        self.commit_with(|admin, txg| {
+            let mut seen = std::collections::HashSet::new();
+            for (id, name) in wanted {
+                if !seen.insert(*id) {
+                    return refused("two snapshots of one dataset at the same moment".to_owned());
+                }
+                if admin.catalog.snapshot_named(*id, name)?.is_some() {
+                    return refused(format!("snapshot '@{name}' exists already"));
+                }
+            }
+            let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();
+            admin.judge_snapshots(&ids)?;
+            admin.forest().take_snapshots(&ids)?.map_err(refusal)?;
+            for (id, name) in wanted {
+                let mut row = admin.catalog.dataset(*id)?;
+                let snapshot = SnapshotRow {
+                    name: name.clone(),
+                    guid: (self.entropy)(),
+                    created_at: (self.clock)().seconds,
+                    root: row.root,
+                    list: row.list,
+                    referenced: row.usage.referenced,
+                    logical: row.usage.logical_referenced,
+                    deferred: false,
+                    holds: 0,
+                    clones: 0,
+                };
+                admin.catalog.enter_snapshot(*id, txg, &snapshot)?;
+                admin.forest().count_snapshots(*id, 1)?;
+                row.list = admin.catalog.deadlists().create()?;
+                row.newest = txg;
+                row.usage = admin.forest().usage(*id)?;
+                admin.catalog.set_dataset(*id, &row)?;
+            }
+            Ok(txg)
+        })
+    }
+
+    /// Destroys a snapshot; what only it holds is freed in the background. With `deferred` one that is held or has clones goes when the last of them does.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for one that is not there, is held, or has clones.
+    pub fn destroy_snapshot(&self, id: u64, name: &str, deferred: bool) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            let Some(txg) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+            let mut row = admin.catalog.snapshot(id, txg)?;
+            if row.holds == 0 && row.clones == 0 {
+                return admin.drop_snapshot(id, txg);
+            }
+            if !deferred {
+                let why = if row.holds > 0 { "it is held" } else { "it has clones" };
+                return refused(format!("snapshot '@{name}' cannot be destroyed: {why}"));
+            }
+            row.deferred = true;
+            admin.catalog.set_snapshot(id, txg, &row)
+        })
+    }
+
+    /// Sets or releases a hold. A snapshot whose destruction was deferred goes with its last hold.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the tag is there already, or is not.
+    pub fn hold(&self, id: u64, name: &str, tag: &str, hold: bool) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            let Some(txg) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
+            let there = admin.catalog.holds(id, txg)?.iter().any(|(there, _)| there == tag);
+            if there == hold {
+                return refused(if hold {
+                    "tag already exists on this dataset".to_owned()
+                } else {
+                    "no such tag on this dataset".to_owned()
+                });
+            }
+            admin.catalog.set_hold(id, txg, tag, hold.then(|| (self.clock)().seconds))?;
+            admin.drop_if_due(id, txg)
+        })
+    }
+
+    /// Makes a bookmark of a snapshot.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the snapshot is not there or the bookmark is.
+    pub fn bookmark(&self, id: u64, snapshot: &str, name: &str) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            let Some(txg) = admin.catalog.snapshot_named(id, snapshot)? else {
+                return refused(format!("there is no snapshot '@{snapshot}'"));
+            };
+            if admin.catalog.bookmarks(id)?.iter().any(|(there, _)| there == name) {
+                return refused(format!("bookmark '#{name}' exists already"));
+            }
+            let row = admin.catalog.snapshot(id, txg)?;
+            admin.catalog.set_bookmark(id, name, Some(&BookmarkRow { txg, guid: row.guid, created_at: row.created_at }))
+        })
+    }
+
+    /// Gives a snapshot another name.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the old one is not there or the new one is.
+    pub fn rename_snapshot(&self, id: u64, old: &str, new: &str) -> Result<(), PoolError> {
+        self.commit_with(|admin, _| {
+            let Some(txg) = admin.catalog.snapshot_named(id, old)? else { return refused(format!("there is no snapshot '@{old}'")) };
+            if admin.catalog.snapshot_named(id, new)?.is_some() {
+                return refused(format!("snapshot '@{new}' exists already"));
+            }
+            let mut row = admin.catalog.snapshot(id, txg)?;
+            admin.catalog.leave_snapshot(id, txg)?;
+            new.clone_into(&mut row.name);
+            admin.catalog.enter_snapshot(id, txg, &row)
+        })
+    }
+
+    /// The snapshots of a dataset, the oldest first, each with what destroying it alone would free, bytes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn snapshots(&self, id: u64) -> Result<Vec<(Txg, SnapshotRow, u64)>, PoolError> {
+        let mut admin = self.admin.lock();
+        let (history, own) = admin.catalog.history_of(id)?;
+        let rows = admin.catalog.snapshots(id)?;
+        let mut listed = Vec::new();
+        for (position, (txg, row)) in rows.into_iter().enumerate() {
+            let used = admin.catalog.deadlists().used_by_snapshot(&history, own + position)?;
+            listed.push((txg, row, used));
+        }
+        Ok(listed)
+    }
+}

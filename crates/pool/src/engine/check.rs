@@ -1,0 +1,298 @@
+//! Everything against everything: `nacre pool check`.
+//!
+//! Every tree that the catalog names is walked, heads and snapshots; what they reach is compared with what the store says is alive, and within each head
+//! names, inodes and link counts with each other. Contents are not read: that is what a scrub does.
+//!
+//! Invariants: nothing is changed; commits wait meanwhile. Memory: about 50 bytes for each frame of the pool, and for each inode of the largest dataset.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Admin, Pool};
+use crate::deadlist::Births;
+use crate::error::PoolError;
+use crate::pointer::{Pointer, Txg};
+use crate::rows::keys::{self, Key};
+use crate::rows::{Entry, Extent, FileType, Head, Inode, Xattr};
+use crate::store::Store;
+use crate::tree::{Context, walk::Visitor, walk::walk};
+
+/// Frames of a tree that is damaged are told one by one up to this many.
+const TOLD_MOST: u64 = 1000;
+
+/// What a check has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// File systems.
+    pub datasets: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Inodes of file systems.
+    pub inodes: u64,
+    /// Frames that something reaches.
+    pub frames: u64,
+    /// What these are charged, bytes.
+    pub bytes: u64,
+    /// What is wrong.
+    pub problems: u64,
+}
+
+/// Frames by name, with what they are charged, bytes.
+type Frames = HashMap<(u32, u32), u64>;
+
+struct Findings<'a> {
+    seen: Seen,
+    tell: &'a mut dyn FnMut(&str),
+}
+
+impl Findings<'_> {
+    fn problem(&mut self, text: &str) {
+        self.seen.problems += 1;
+        match self.seen.problems {
+            ..=TOLD_MOST => (self.tell)(text),
+            problems if problems == TOLD_MOST + 1 => (self.tell)("more is wrong than is told here"),
+            _ => {}
+        }
+    }
+}
+
+/// Collects what a tree reaches; subtrees that another tree has shown are not walked again.
+struct Reach<'a, 'b> {
+    name: &'a str,
+    all: &'a mut Frames,
+    findings: &'a mut Findings<'b>,
+    /// The structure of a head; a snapshot's is not looked at.
+    structure: Option<&'a mut Structure>,
+}
+
+/// Names and inodes of one head.
+#[derive(Default)]
+struct Structure {
+    root: u64,
+    /// Links as counted by the inode, names found, and its type.
+    inodes: HashMap<u64, (u32, u32, Option<FileType>)>,
+    /// Directories: names as counted by the inode, and found.
+    directories: HashMap<u64, (u64, u64)>,
+    orphans: HashSet<u64>,
+    entries: u64,
+    names: u64,
+}
+
+impl Reach<'_, '_> {
+    fn note(&mut self, pointer: &Pointer) -> bool {
+        self.all.insert((pointer.segment, pointer.index), pointer.charged()).is_none()
+    }
+}
+
+impl Visitor for Reach<'_, '_> {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        let new = self.note(pointer);
+        Ok(new || self.structure.is_some())
+    }
+
+    fn row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        if let Err(error) = self.read_row(key, value) {
+            self.findings.problem(&format!("{}: a row that cannot be read: {error}", self.name));
+        }
+        Ok(())
+    }
+
+    fn damaged(&mut self, pointer: &Pointer, error: PoolError) -> Result<(), PoolError> {
+        self.findings.problem(&format!("{}: {error}", self.name));
+        self.note(pointer);
+        Ok(())
+    }
+}
+
+impl Reach<'_, '_> {
+    fn read_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        match key.first() {
+            Some(&keys::EXTENT) => {
+                if let Some(pointer) = Extent::decode(value)?.pointer() {
+                    self.note(pointer);
+                }
+            }
+            Some(&keys::XATTR) => {
+                if let Xattr::Frame(pointer) = Xattr::decode(value)? {
+                    self.note(&pointer);
+                }
+            }
+            Some(&keys::PATCH) => {
+                self.note(&crate::files::patches::pointer_of(value)?);
+            }
+            _ => {}
+        }
+        match &mut self.structure {
+            Some(structure) => structure.read_row(key, value),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Structure {
+    fn read_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        match Key::decode(key)? {
+            Key::Head => self.root = Head::decode(value)?.root,
+            Key::Inode(number) => {
+                let inode = Inode::decode(value)?;
+                let (links, _, kind) = self.inodes.entry(number).or_default();
+                (*links, *kind) = (inode.links, inode.file_type());
+                if inode.file_type() == Some(FileType::Directory) {
+                    self.directories.entry(number).or_default().0 = inode.size;
+                }
+            }
+            Key::Entry { directory, .. } => {
+                let entry = Entry::decode(value)?;
+                self.entries += 1;
+                self.inodes.entry(entry.inode).or_default().1 += 1;
+                self.directories.entry(directory).or_default().1 += 1;
+            }
+            Key::Name { .. } => self.names += 1,
+            Key::Orphan(number) => drop(self.orphans.insert(number)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What does not fit together.
+    fn judge(&self, name: &str, findings: &mut Findings<'_>) {
+        let root = self.root;
+        for (number, (links, found, kind)) in &self.inodes {
+            let Some(kind) = kind else {
+                findings.problem(&format!("{name}: inode {number} has {found} names and does not exist"));
+                continue;
+            };
+            let wanted = match kind {
+                FileType::Directory if *number == root || self.orphans.contains(number) => 0,
+                FileType::Directory => 1,
+                _ => *links,
+            };
+            if *found != wanted {
+                findings.problem(&format!("{name}: inode {number} counts {wanted} names and has {found}"));
+            }
+            if *found == 0 && *number != root && !self.orphans.contains(number) {
+                findings.problem(&format!("{name}: inode {number} has no name and is not about to be freed"));
+            }
+        }
+        for (number, (counted, found)) in &self.directories {
+            if counted != found {
+                findings.problem(&format!("{name}: directory {number} counts {counted} names and has {found}"));
+            }
+        }
+        if self.entries != self.names {
+            findings.problem(&format!("{name}: {} entries in the order of listings, {} by name", self.entries, self.names));
+        }
+    }
+}
+
+impl Pool {
+    /// Checks everything; what is wrong is told in sentences.
+    ///
+    /// # Errors
+    /// A catalog that cannot be read at all; those of a commit.
+    pub fn check(&self, store: &Store, read_only: bool, tell: &mut dyn FnMut(&str)) -> Result<Seen, PoolError> {
+        let mut admin = self.admin.lock();
+        if !read_only {
+            self.commit_under(&mut admin, |_, _| Ok(()))?;
+        }
+        let mut findings = Findings { seen: Seen::default(), tell };
+        let mut all = Frames::default();
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        if let Some(root) = store.root().catalog {
+            let mut reach = Reach { name: "the catalog", all: &mut all, findings: &mut findings, structure: None };
+            walk(&context, &root, Txg(0), &mut CatalogRows(&mut reach))?;
+        }
+        let datasets = admin.catalog.datasets()?;
+        for (id, row) in &datasets {
+            let name = full_name(&admin, *id)?;
+            findings.seen.datasets += 1;
+            let mut structure = Structure::default();
+            if let Some(root) = &row.root {
+                let mut reach = Reach { name: &name, all: &mut all, findings: &mut findings, structure: Some(&mut structure) };
+                walk(&context, root, Txg(0), &mut reach)?;
+            }
+            findings.seen.inodes += structure.inodes.len() as u64;
+            structure.judge(&name, &mut findings);
+            for (txg, snapshot) in admin.catalog.snapshots(*id)? {
+                findings.seen.snapshots += 1;
+                let name = format!("{name}@{}", snapshot.name);
+                if let Some(root) = &snapshot.root {
+                    let mut reach = Reach { name: &name, all: &mut all, findings: &mut findings, structure: None };
+                    walk(&context, root, Txg(0), &mut reach)?;
+                }
+                if txg > store.durable() {
+                    findings.problem(&format!("{name}: taken in a transaction group that is not durable"));
+                }
+            }
+            let (history, own) = admin.catalog.history_of(*id)?;
+            let counted = admin.catalog.deadlists().usage(&history, own)?;
+            if counted != row.usage {
+                findings.problem(&format!("{name}: uses {:?} by its row, {counted:?} by its snapshots", row.usage));
+            }
+        }
+        compare(self, &mut admin, store, &mut all, &mut findings)?;
+        findings.seen.frames = all.len() as u64;
+        findings.seen.bytes = all.values().sum();
+        Ok(findings.seen)
+    }
+}
+
+/// The whole name of a dataset.
+fn full_name(admin: &Admin, id: u64) -> Result<String, PoolError> {
+    let (mut parts, mut at) = (Vec::new(), id);
+    while at != 0 {
+        let row = admin.catalog.dataset(at)?;
+        if parts.len() > crate::names::NAME_MOST {
+            return Err(PoolError::Format(crate::error::Damage::Structure("a dataset that lies below itself")));
+        }
+        at = row.parent;
+        parts.push(row.name);
+    }
+    parts.reverse();
+    Ok(parts.join("/"))
+}
+
+/// The catalog's own frames; its rows are read by the catalog itself.
+struct CatalogRows<'a, 'b, 'c>(&'a mut Reach<'b, 'c>);
+
+impl Visitor for CatalogRows<'_, '_, '_> {
+    fn frame(&mut self, pointer: &Pointer) -> Result<bool, PoolError> {
+        self.0.frame(pointer)
+    }
+
+    fn row(&mut self, _: &[u8], _: &[u8]) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    fn damaged(&mut self, pointer: &Pointer, error: PoolError) -> Result<(), PoolError> {
+        self.0.damaged(pointer, error)
+    }
+}
+
+/// What trees reach against what the store keeps.
+fn compare(pool: &Pool, admin: &mut Admin, store: &Store, reached: &mut Frames, findings: &mut Findings<'_>) -> Result<(), PoolError> {
+    let freeing = admin.catalog.head()?.freeing;
+    let mut going = Frames::default();
+    let all = Births { after: Txg(0), through: Txg(u64::MAX) };
+    admin.catalog.deadlists().visit(freeing, all, &mut |dead| {
+        going.insert((dead.segment, dead.index), dead.charged);
+        Ok(())
+    })?;
+    for row in admin.catalog.doomed()? {
+        pool.reap(&row, &mut u64::MAX.clone(), &mut |dead| {
+            going.insert((dead.segment, dead.index), dead.charged);
+        })?;
+    }
+    let alive = store.living_frames();
+    for name in reached.keys().filter(|name| !alive.contains(*name)) {
+        findings.problem(&format!("frame {}:{} is named by a tree, and free", name.0, name.1));
+    }
+    let lost: HashSet<(u32, u32)> = alive.into_iter().filter(|name| !reached.contains_key(name) && !going.contains_key(name)).collect();
+    // What is written at this moment belongs to a transaction group that is not durable.
+    let births = store.births(&lost)?;
+    for name in &lost {
+        if births.get(name).is_none_or(|birth| *birth <= store.durable()) {
+            findings.problem(&format!("frame {}:{} takes room, and nothing names it", name.0, name.1));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! The engine runs by itself: commits in time, cleaning, freeing of what was destroyed.
+//!
+//! Called by the process that owns the pool: [`Pool::start_committer`] after the import, [`Committer::stop`] before the export.
+//!
+//! ```text
+//!  commit   every 5 s where something has changed; earlier when much is held in memory or the log is half full
+//!  chores   inodes without a name are freed in steps; segments are cleaned; freed slots are given back to the device
+//! ```
+//!
+//! Invariants:
+//! - A commit that fails is the last one: the pool is suspended, says why, and whoever waits for room is told.
+//! - Chores yield: each step is short, and what they do is undone by no crash.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{Pool, Work, as_pool_error};
+use crate::error::PoolError;
+use crate::files::{Throttle, Woken};
+
+/// How the engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// The longest time between a change and its commit.
+    pub every: Duration,
+    /// What may be held in memory before a commit begins, bytes.
+    pub begin: u64,
+    /// What may be held in memory before operations wait, bytes.
+    pub most: u64,
+}
+
+impl Pace {
+    /// The pace for a pool that has so many bytes of memory, cache included.
+    #[must_use]
+    pub fn for_memory(bytes: u64) -> Self {
+        let begin = (bytes / 4).clamp(8 << 20, 1 << 30);
+        Self { begin, most: begin / 2 * 3, ..Self::default() }
+    }
+}
+
+impl Default for Pace {
+    /// Five seconds; 64 MiB, 96 MiB.
+    fn default() -> Self {
+        Self { every: Duration::from_secs(5), begin: 64 << 20, most: 96 << 20 }
+    }
+}
+
+/// The threads' names.
+const COMMITS: &str = "pool-commit";
+const CHORES: &str = "pool-chores";
+/// So often chores are looked for.
+const CHORES_EVERY: Duration = Duration::from_millis(500);
+/// Chores rest so many times as long as they take.
+const CHORES_SHARE: u32 = 2;
+/// After a commit of so much the allocator is told to give memory back, bytes.
+const WORTH_GIVING_BACK: u64 = 16 << 20;
+/// Between two commits that free what was destroyed.
+const FREEING_EVERY: Duration = Duration::from_millis(20);
+/// What one step of cleaning moves, bytes.
+const CLEANED_AT_ONCE: u64 = 4 << 20;
+/// Rows of inodes without a name that one step frees.
+const FREED_AT_ONCE: u64 = 16 << 10;
+
+/// The running engine of a pool. It ends when it is stopped, or dropped; only the first tells how it ended.
+#[derive(Debug)]
+pub struct Committer {
+    pool: Arc<Pool>,
+    threads: Vec<JoinHandle<()>>,
+    /// The limit of the cache when nothing is held beside it, bytes.
+    cache: u64,
+}
+
+impl Pool {
+    /// Starts the threads that commit, clean and free.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where the system gives no thread.
+    pub fn start_committer(self: &Arc<Self>, pace: Pace) -> Result<Committer, PoolError> {
+        self.throttle.arm(pace.begin, pace.most);
+        self.make_room_by_commits();
+        // What is held for commits comes out of the pool's memory, which the cache had to itself.
+        let cache = self.cache.counters().limit;
+        self.cache.set_limit(cache.saturating_sub(pace.begin).max(cache / 2));
+        let mut committer = Committer { pool: Arc::clone(self), threads: Vec::new(), cache };
+        for name in [COMMITS, CHORES] {
+            let pool = Arc::clone(self);
+            let task = move || if name == COMMITS { pool.commit_in_time(pace) } else { pool.do_chores() };
+            let thread = std::thread::Builder::new().name(name.to_owned()).spawn(task);
+            // Dropping the committer ends what was started before.
+            committer.threads.push(thread.map_err(|error| PoolError::Refused(format!("no thread for {name}: {error}")))?);
+        }
+        Ok(committer)
+    }
+
+    /// Why nothing is accepted any more, if it is so: a commit has failed.
+    #[must_use]
+    pub fn suspended(&self) -> Option<PoolError> {
+        self.throttle.failed()
+    }
+
+    /// What memory holds that is not durable yet, bytes.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.throttle.held()
+    }
+
+    fn commit_in_time(&self, pace: Pace) {
+        let mut wait = pace.every;
+        loop {
+            match self.throttle.wait(wait) {
+                Woken::Stop => return,
+                Woken::Due | Woken::Time => {}
+            }
+            wait = pace.every;
+            if self.suspended().is_some() {
+                continue;
+            }
+            let held = self.held();
+            match self.commit_if_changed() {
+                Ok(more) => {
+                    if more == Work::More {
+                        wait = FREEING_EVERY;
+                    }
+                    if held > WORTH_GIVING_BACK {
+                        // What was held in small pieces is free now, and the allocator would keep it.
+                        nacre_sys::memory::trim();
+                    }
+                }
+                Err(error) => {
+                    // It has been told to everybody who waits, and is kept for whoever asks.
+                    tracing::error!(%error, "a commit has failed: the pool is suspended");
+                }
+            }
+        }
+    }
+
+    /// Commits where there is anything to commit; tells whether more is to be freed by further ones.
+    pub(super) fn commit_if_changed(&self) -> Result<Work, PoolError> {
+        let changed = || self.open_datasets().iter().any(|dataset| dataset.has_changes()) || self.admin.lock().catalog.has_changes();
+        if self.is_freeing() || changed() {
+            self.commit()?;
+        }
+        Ok(if self.is_freeing() { Work::More } else { Work::None })
+    }
+
+    fn do_chores(&self) {
+        let stopped = |throttle: &Throttle| throttle.is_stopped();
+        while !stopped(&self.throttle) {
+            let began = Instant::now();
+            let more = match self.chore() {
+                Ok(more) => more,
+                Err(error) => {
+                    // A device that cannot be read, a pool that is suspended: neither is cured by haste.
+                    tracing::warn!(%error, "the pool's chores are put off");
+                    Work::None
+                }
+            };
+            // Chores take a part of the time only, unless nothing is to be done at all.
+            let pause = if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
+            self.throttle.pause(pause);
+        }
+    }
+
+    /// One step of each chore.
+    fn chore(&self) -> Result<Work, PoolError> {
+        if self.suspended().is_some() {
+            return Ok(Work::None);
+        }
+        let mut more = Work::None;
+        for dataset in self.open_datasets() {
+            if dataset.files().free_let_go(FREED_AT_ONCE).map_err(as_pool_error)?.more {
+                more = Work::More;
+            }
+        }
+        Ok(more.or(self.storage.tend(CLEANED_AT_ONCE)?))
+    }
+}
+
+impl Committer {
+    /// Commits a last time and ends the threads.
+    ///
+    /// # Errors
+    /// Those of the last commit: what is durable then is the state of the one before.
+    pub fn stop(mut self) -> Result<(), PoolError> {
+        self.end();
+        self.pool.commit().map(drop)
+    }
+
+    fn end(&mut self) {
+        self.pool.throttle.disarm();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has ended too.
+            let _ = thread.join();
+        }
+        self.pool.cache.set_limit(self.cache);
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

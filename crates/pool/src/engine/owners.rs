@@ -1,0 +1,66 @@
+//! What users and groups use of a file system or a snapshot: for `userspace` and `groupspace`, and properties like `userused@`.
+
+use std::collections::BTreeMap;
+
+use super::Pool;
+use crate::error::PoolError;
+use crate::files::Table;
+use crate::pointer::Txg;
+use crate::rows::keys::{self, Key};
+use crate::rows::{OwnerKind, OwnerUse};
+use crate::space::OwnerQuota;
+
+/// An owner of files, or of a quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerUsed {
+    /// A user or a group.
+    pub kind: OwnerKind,
+    /// Its number.
+    pub id: u32,
+    /// What it uses; with what the open txg has counted so far.
+    pub used: OwnerUse,
+    /// What it may use.
+    pub quota: OwnerQuota,
+}
+
+impl Pool {
+    /// The owners of a dataset as it is now, or as it was in a snapshot; quotas are those of now. Users come before groups, by their numbers.
+    ///
+    /// # Errors
+    /// Those of the store; a snapshot that is not there.
+    pub fn owner_uses(&self, id: u64, snapshot: Option<Txg>) -> Result<Vec<OwnerUsed>, PoolError> {
+        let quotas = self.admin.lock().owner_quotas(id)?;
+        let dataset = match snapshot {
+            Some(txg) => self.snapshot_files(id, txg)?,
+            None => self.dataset(id)?,
+        };
+        let mut found: BTreeMap<(u8, u32), OwnerUsed> = BTreeMap::new();
+        for ((kind, number), quota) in quotas {
+            found.insert((kind as u8, number), OwnerUsed { kind, id: number, used: OwnerUse::default(), quota });
+        }
+        let mut damage: Result<(), PoolError> = Ok(());
+        dataset.files().with_table(|table| {
+            table.scan(keys::of_kind(keys::OWNER_USE), &mut |key, row| {
+                match read(key, row) {
+                    Ok(Some((kind, id, used))) => {
+                        let owner = OwnerUsed { kind, id, used, quota: OwnerQuota::default() };
+                        found.entry((kind as u8, id)).or_insert(owner).used = used;
+                    }
+                    Ok(None) => {}
+                    Err(error) => damage = Err(error),
+                }
+                damage.is_ok()
+            })
+        })?;
+        damage?;
+        Ok(found.into_values().collect())
+    }
+}
+
+/// The owner of a row, and what it uses.
+fn read(key: &[u8], row: &[u8]) -> Result<Option<(OwnerKind, u32, OwnerUse)>, PoolError> {
+    match Key::decode(key)? {
+        Key::OwnerUse(kind, id) => Ok(Some((kind, id, OwnerUse::decode(row)?))),
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,357 @@
+//! Properties of datasets: which values hold, setting and inheriting them, and what becomes of them at once in datasets that are open.
+//!
+//! Invariants:
+//! - Of the edits of one call all hold or none; they are durable when it returns.
+//! - A limit that is accepted is in the accounts before anything further is admitted.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::{Admin, Pool};
+use crate::catalog::{PropertyRow, PropertySource};
+use crate::error::{Damage, PoolError};
+use crate::files::AccessTimes;
+use crate::pointer::Txg;
+use crate::properties::{Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective};
+use crate::rows::OwnerKind;
+use crate::space::{Forest, LimitRefusal, Limits, OwnerQuota, Usage};
+
+/// What a property shall become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// This, as users write values.
+    Local(String),
+    /// This was received, as it was stored where it came from: it holds where nothing is set here.
+    Received(String),
+    /// The ancestors' value or the default, whatever was received.
+    Inherit,
+    /// What was received, or else as [`Self::Inherit`].
+    BackToReceived,
+}
+
+/// A change of one property of one dataset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// The dataset.
+    pub dataset: u64,
+    /// The property's stored name: its long one, an owner by number (`userquota@1000`).
+    pub name: String,
+    /// What it becomes.
+    pub to: Setting,
+}
+
+/// What the store allows of values.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// The largest record, as a power of two.
+    pub(super) record_shift: u8,
+}
+
+/// A row that an edit comes to: the name, and the rows of both kinds as they shall be; none for one that stays.
+struct Planned {
+    dataset: u64,
+    name: String,
+    local: Option<Option<PropertyRow>>,
+    received: Option<PropertyRow>,
+}
+
+impl Pool {
+    /// A dataset and its ancestors with what is stored of their properties.
+    ///
+    /// # Errors
+    /// Those of the store; a dataset that is not there is damage.
+    pub fn chain(&self, id: u64) -> Result<Chain, PoolError> {
+        self.admin.lock().chain_of(id)
+    }
+
+    /// What the engine and the mount of a dataset go by.
+    ///
+    /// # Errors
+    /// As [`Self::chain`].
+    pub fn behaviour(&self, id: u64) -> Result<Behaviour, PoolError> {
+        self.admin.lock().behaviour_of(id)
+    }
+
+    /// Changes properties; answers the txg in which they hold.
+    ///
+    /// # Errors
+    /// [`PoolError::Property`] for a property or value that is none, [`PoolError::Limit`] for a limit that does not fit what is used or available.
+    pub fn set_properties(&self, edits: &[Edit]) -> Result<Txg, PoolError> {
+        let bounds = self.bounds();
+        self.commit_with(|admin, txg| {
+            let mut planned = Vec::new();
+            for edit in edits {
+                planned.push(admin.plan(edit, &bounds)?);
+            }
+            admin.apply(&planned)?;
+            for Planned { dataset, name, local, received } in planned {
+                if let Some(local) = local {
+                    admin.catalog.set_property(dataset, &name, local.as_ref())?;
+                }
+                if let Some(received) = received {
+                    admin.catalog.set_property(dataset, &name, Some(&received))?;
+                }
+            }
+            self.refresh(admin)?;
+            Ok(txg)
+        })
+    }
+
+    /// The stored rows of properties that a dataset is to be made with.
+    pub(super) fn parse_new(&self, properties: &[(String, String)]) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        let bounds = self.bounds();
+        let mut rows: Vec<(String, PropertyRow)> = Vec::new();
+        for (name, text) in properties {
+            let property = dataset_property(name)?;
+            let value = property.parse(text, true)?;
+            bounds.check(name, &value)?;
+            let name = stored_name(&property, name)?;
+            rows.retain(|(other, _)| *other != name);
+            rows.push((name, PropertyRow { source: PropertySource::Local, value }));
+        }
+        Ok(rows)
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        let most = self.storage.largest_frame().max(1);
+        Bounds { record_shift: most.ilog2().clamp(9, 24) as u8 }
+    }
+
+    /// Tells every open dataset what holds for it now.
+    pub(super) fn refresh(&self, admin: &Admin) -> Result<(), PoolError> {
+        let bounds = self.bounds();
+        for dataset in self.open_datasets() {
+            dataset.adopt(admin.behaviour_of(dataset.id())?, &bounds, admin.owner_quotas(dataset.id())?);
+        }
+        Ok(())
+    }
+}
+
+impl Bounds {
+    fn check(&self, name: &str, value: &str) -> Result<(), PoolError> {
+        let most = 1u64 << self.record_shift;
+        if matches!(name, "recordsize" | "recsize") && value.parse::<u64>().is_ok_and(|bytes| bytes > most) {
+            let most = crate::properties::size::human(most);
+            return Err(PoolError::Refused(format!(
+                "'recordsize' must be at most {most}: the segments of this pool hold no longer records"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The name under which a property is stored.
+fn stored_name(property: &Property, given: &str) -> Result<String, PoolError> {
+    Ok(match property {
+        Property::Known(definition) => definition.name.to_owned(),
+        Property::User(name) => name.clone(),
+        Property::Owner(owner) => owner.stored_name(owner.id().ok_or_else(|| PropertyError::BadOwner(given.to_owned()))?),
+        Property::WrittenSince(_) | Property::Feature(_) => return Err(PropertyError::ReadOnly("written@").into()),
+    })
+}
+
+/// Applies limits that are to be stored, where they fit what is used and available. With `old` those that stay are not asked about again.
+fn apply_limits(forest: &mut Forest, id: u64, old: &Limits, new: &Limits) -> Result<(), PoolError> {
+    let judged = |name: &str, outcome: Result<Result<(), LimitRefusal>, PoolError>| {
+        outcome?.map_err(|why| PoolError::Limit { name: name.to_owned(), why })
+    };
+    // What is lifted or lowered first: two limits that change together fit each other afterwards.
+    if new.reservation < old.reservation {
+        judged("reservation", forest.set_reservation(id, new.reservation))?;
+    }
+    if new.refreservation < old.refreservation {
+        judged("refreservation", forest.set_refreservation(id, new.refreservation))?;
+    }
+    if new.quota != old.quota {
+        judged("quota", forest.set_quota(id, new.quota))?;
+    }
+    if new.refquota != old.refquota {
+        judged("refquota", forest.set_refquota(id, new.refquota))?;
+    }
+    if new.reservation > old.reservation {
+        judged("reservation", forest.set_reservation(id, new.reservation))?;
+    }
+    if new.refreservation > old.refreservation {
+        judged("refreservation", forest.set_refreservation(id, new.refreservation))?;
+    }
+    forest.set_filesystem_limit(id, new.filesystems)?;
+    forest.set_snapshot_limit(id, new.snapshots)
+}
+
+/// Rows of a dataset as they will be.
+fn overlay(mut rows: Vec<(String, PropertyRow)>, planned: &Planned) -> Vec<(String, PropertyRow)> {
+    if let Some(local) = &planned.local {
+        rows.retain(|(name, row)| *name != planned.name || row.source == PropertySource::Received);
+        rows.extend(local.iter().map(|row| (planned.name.clone(), row.clone())));
+    }
+    if let Some(received) = &planned.received {
+        rows.retain(|(name, row)| *name != planned.name || row.source != PropertySource::Received);
+        rows.push((planned.name.clone(), received.clone()));
+    }
+    rows
+}
+
+fn limits_of(rows: &[(String, PropertyRow)]) -> Result<Limits, PoolError> {
+    effective::limits(&crate::properties::Level { name: "", rows })
+}
+
+impl Admin {
+    pub(super) fn chain_of(&self, id: u64) -> Result<Chain, PoolError> {
+        let mut levels: Vec<Stored> = Vec::new();
+        let mut at = id;
+        while at != 0 {
+            let row = self.catalog.dataset(at)?;
+            for level in &mut levels {
+                level.name = format!("{}/{}", row.name, level.name);
+            }
+            levels.push(Stored { dataset: at, name: row.name, rows: self.catalog.properties(at)? });
+            at = row.parent;
+            if levels.len() > crate::names::NAME_MOST {
+                return Err(PoolError::Format(Damage::Structure("a dataset that lies below itself")));
+            }
+        }
+        Ok(Chain { levels })
+    }
+
+    pub(super) fn behaviour_of(&self, id: u64) -> Result<Behaviour, PoolError> {
+        self.chain_of(id)?.behaviour()
+    }
+
+    /// The quotas of users and groups in a dataset.
+    pub(super) fn owner_quotas(&self, id: u64) -> Result<HashMap<(OwnerKind, u32), OwnerQuota>, PoolError> {
+        use crate::properties::owner::OwnerFigure;
+        let mut quotas: HashMap<(OwnerKind, u32), OwnerQuota> = HashMap::new();
+        for (name, row) in self.catalog.properties(id)? {
+            let Ok(Property::Owner(owner)) = dataset_property(&name) else { continue };
+            let (Some(number), Ok(limit)) = (owner.id(), row.value.parse::<u64>()) else { continue };
+            if limit == 0 || row.source == PropertySource::Masked {
+                continue;
+            }
+            let quota = quotas.entry((owner.kind, number)).or_default();
+            match owner.figure {
+                OwnerFigure::Quota => quota.bytes = quota.bytes.or(Some(limit)),
+                OwnerFigure::ObjectQuota => quota.objects = quota.objects.or(Some(limit)),
+                OwnerFigure::Used | OwnerFigure::ObjectsUsed => {}
+            }
+        }
+        Ok(quotas)
+    }
+
+    /// What an edit comes to.
+    fn plan(&self, edit: &Edit, bounds: &Bounds) -> Result<Planned, PoolError> {
+        let property = dataset_property(&edit.name)?;
+        let name = stored_name(&property, &edit.name)?;
+        let row = |source, value| PropertyRow { source, value };
+        let mut planned = Planned { dataset: edit.dataset, name, local: None, received: None };
+        match &edit.to {
+            Setting::Local(text) => {
+                let value = property.parse(text, false)?;
+                bounds.check(&edit.name, &value)?;
+                // An owner without a limit has no row.
+                let lifted = matches!(property, Property::Owner(_)) && value == "0";
+                planned.local = Some((!lifted).then(|| row(PropertySource::Local, value)));
+            }
+            Setting::Received(text) => {
+                let value = match &property {
+                    Property::Known(definition) => definition.canonical(text)?,
+                    _ => property.parse(text, true)?,
+                };
+                planned.received = Some(row(PropertySource::Received, value));
+            }
+            Setting::Inherit => {
+                property.check_inherit()?;
+                let received = self.catalog.has_received(edit.dataset, &planned.name)?;
+                planned.local = Some(received.then(|| row(PropertySource::Masked, String::new())));
+            }
+            Setting::BackToReceived => {
+                // What cannot be inherited can have been received all the same.
+                if !self.catalog.has_received(edit.dataset, &planned.name)? {
+                    property.check_inherit()?;
+                }
+                planned.local = Some(None);
+            }
+        }
+        Ok(planned)
+    }
+
+    /// Puts limits into the accounts, where they all fit.
+    fn apply(&self, planned: &[Planned]) -> Result<(), PoolError> {
+        let datasets: BTreeSet<u64> = planned.iter().map(|planned| planned.dataset).collect();
+        let mut changes = Vec::new();
+        for id in datasets {
+            let stored = self.catalog.properties(id)?;
+            let old = limits_of(&stored)?;
+            let rows = planned.iter().filter(|planned| planned.dataset == id).fold(stored, overlay);
+            changes.push((id, old, limits_of(&rows)?));
+        }
+        // Under one lock, so that no promise comes in between.
+        let mut forest = self.forest();
+        let mut next = forest.clone();
+        for (id, old, new) in changes {
+            apply_limits(&mut next, id, &old, &new)?;
+        }
+        *forest = next;
+        Ok(())
+    }
+
+    /// Whether a dataset with these properties and this use may be made below a parent (0: it is the pool's own); its limits.
+    pub(super) fn judge_new(&self, parent: u64, rows: &[(String, PropertyRow)], usage: Usage) -> Result<Limits, PoolError> {
+        let limits = limits_of(rows)?;
+        if parent == 0 {
+            return Ok(limits);
+        }
+        if let Some(dataset) = self.forest().filesystem_limit_hit(parent, 1)? {
+            return Err(PoolError::CountLimit { what: "filesystem", dataset });
+        }
+        let mut forest = self.forest().clone();
+        // The number that it will have.
+        let id = self.catalog.head()?.next;
+        forest.add(id, parent, usage, Limits::default())?;
+        apply_limits(&mut forest, id, &Limits::default(), &limits)?;
+        Ok(limits)
+    }
+
+    /// Whether snapshots of these datasets are within the limits of their number.
+    pub(super) fn judge_snapshots(&self, ids: &[u64]) -> Result<(), PoolError> {
+        let mut forest = self.forest().clone();
+        for id in ids {
+            if let Some(dataset) = forest.snapshot_limit_hit(*id, 1)? {
+                return Err(PoolError::CountLimit { what: "snapshot", dataset });
+            }
+            forest.count_snapshots(*id, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a dataset with its descendants is within the limits of numbers above its new parent. What it has in common with the old place does not
+    /// count again.
+    pub(super) fn judge_move(&self, id: u64, parent: u64) -> Result<(), PoolError> {
+        let mut forest = self.forest().clone();
+        let (_, snapshots) = forest.counts(id)?;
+        let before: Vec<u64> = forest.ancestors(id)?;
+        if forest.reparent(id, parent)?.is_err() {
+            // The shortage is told by whoever moves it.
+            return Ok(());
+        }
+        let new = |dataset: &u64| !before.contains(dataset);
+        if let Some(dataset) = forest.filesystem_limit_hit(parent, 0)?.filter(new) {
+            return Err(PoolError::CountLimit { what: "filesystem", dataset });
+        }
+        match forest.snapshot_limit_hit(parent, 0)?.filter(new) {
+            Some(dataset) if snapshots > 0 => Err(PoolError::CountLimit { what: "snapshot", dataset }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn put_rows(&mut self, id: u64, rows: &[(String, PropertyRow)]) -> Result<(), PoolError> {
+        rows.iter().try_for_each(|(name, row)| self.catalog.set_property(id, name, Some(row)))
+    }
+}
+
+/// How access times are kept, by the properties.
+pub(super) fn access_times(behaviour: &Behaviour) -> AccessTimes {
+    match (behaviour.atime, behaviour.relatime) {
+        (false, _) => AccessTimes::Off,
+        (true, true) => AccessTimes::Relative,
+        (true, false) => AccessTimes::Strict,
+    }
+}

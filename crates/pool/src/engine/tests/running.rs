@@ -1,0 +1,205 @@
+//! The engine by itself: commits in time, back-pressure, suspension, freeing beside operations, and what a rewind gives up.
+
+use std::time::Duration;
+
+use super::*;
+use crate::device::Simulator;
+
+/// Waits for what another thread will do.
+fn until(what: impl Fn() -> bool) {
+    while !what() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn new_pool() -> (Arc<MapStorage>, Arc<Pool>, Arc<Dataset>) {
+    let storage = Arc::new(MapStorage::default());
+    let pool = Arc::new(Pool::create(ground(&storage), "tank").unwrap());
+    let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
+    (storage, pool, dataset)
+}
+
+#[test]
+fn what_changes_becomes_durable_by_itself_and_nothing_is_written_for_nothing() {
+    let (storage, pool, dataset) = new_pool();
+    let committer = pool.start_committer(Pace { every: Duration::from_millis(1), ..Pace::default() }).unwrap();
+    put(&dataset, "a", &[7; 300_000]);
+    until(|| pool.held() == 0 && !dataset.has_changes());
+    committer.stop().unwrap();
+    assert_eq!(pool.held(), 0);
+    let durable = storage.state.lock().durable.0;
+    pool.commit_if_changed().unwrap();
+    assert_eq!(storage.state.lock().durable.0, durable, "an idle pool is left alone");
+    let pool = reopen(&storage);
+    let dataset = pool.dataset(dataset.id()).unwrap();
+    assert_eq!(contents(dataset.files()), Tree::from([("a".to_owned(), vec![7; 300_000])]));
+}
+
+#[test]
+fn writers_wait_for_room_and_lose_nothing() {
+    let (storage, pool, dataset) = new_pool();
+    let committer = pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 100_000, most: 400_000 }).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..3u8 {
+            let (pool, dataset) = (&pool, &dataset);
+            scope.spawn(move || {
+                let file = make(dataset, &dataset.files().root(), &format!("f{thread}"), FileType::Regular);
+                for at in 0..300u64 {
+                    dataset.files().write(&file, Some(at * 7000), &[thread + 1; 7000]).unwrap();
+                    // Whoever was let in may go on; one write is at most a record.
+                    assert!(pool.held() < 400_000 + 3 * 300_000, "{}", pool.held());
+                }
+            });
+        }
+    });
+    committer.stop().unwrap();
+    check(&pool, &storage);
+    let all = contents(reopen(&storage).dataset(dataset.id()).unwrap().files());
+    assert!((0..3u8).all(|thread| all[&format!("f{thread}")] == vec![thread + 1; 300 * 7000]));
+}
+
+#[test]
+fn a_failed_commit_suspends_the_pool_and_tells_whoever_waits() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = Arc::new(on_device(&device, true));
+    let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
+    put(&dataset, "before", b"durable");
+    pool.commit().unwrap();
+    let committer = pool.start_committer(Pace { every: Duration::from_secs(3600), begin: 50_000, most: 100_000 }).unwrap();
+    let file = make(&dataset, &dataset.files().root(), "file", FileType::Regular);
+    device.fail_after(0);
+    // Sooner or later a write waits for room that never comes, or meets the failure itself.
+    let error = (0..10_000u64).find_map(|at| dataset.files().write(&file, Some(at * 5000), &[1; 5000]).err());
+    assert!(matches!(error, Some(crate::files::FileError::Pool(_))), "{error:?}");
+    until(|| pool.suspended().is_some());
+    assert!(dataset.files().unlink(&dataset.files().root(), b"before").is_err());
+    assert!(pool.sync_file(&dataset, &file).is_err());
+    assert!(committer.stop().is_err());
+    drop((file, dataset, pool));
+    device.crash(1);
+    let pool = on_device(&device, false);
+    let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
+    assert_eq!(contents(dataset.files())["before"], b"durable");
+}
+
+#[test]
+fn files_without_a_name_are_freed_beside_operations() {
+    let (storage, pool, dataset) = new_pool();
+    let empty = { storage.state.lock().frames.len() };
+    let files = dataset.files();
+    let file = make(&dataset, &files.root(), "large", FileType::Regular);
+    files.set_storing(Storing { record_shift: 9, ..pool.storing() });
+    files.write(&file, Some(0), &(0..600_000u32).map(|at| (at / 100) as u8 | 1).collect::<Vec<_>>()).unwrap();
+    pool.commit().unwrap();
+    assert!(storage.state.lock().frames.len() > empty + 1000);
+    files.unlink(&files.root(), b"large").unwrap();
+    drop(file);
+    // In steps, as the chores do it: each frees some rows, and what is left is known.
+    let mut steps = 0;
+    while files.free_let_go(100).unwrap().more {
+        steps += 1;
+    }
+    assert!(steps >= 1, "{steps}");
+    check(&pool, &storage);
+    assert_eq!(files.objects(), 1);
+    let committer = pool.start_committer(Pace { every: Duration::from_millis(1), ..Pace::default() }).unwrap();
+    let file = make(&dataset, &files.root(), "other", FileType::Regular);
+    files.write(&file, Some(0), &[9; 100_000]).unwrap();
+    files.unlink(&files.root(), b"other").unwrap();
+    drop(file);
+    until(|| files.objects() == 1);
+    committer.stop().unwrap();
+    check(&pool, &storage);
+}
+
+#[test]
+fn what_is_destroyed_is_freed_in_steps_over_crashes() {
+    let (storage, pool, _) = new_pool();
+    let top = pool.find("tank").unwrap().unwrap();
+    let id = pool.create_dataset(&NewDataset::named(top, "large")).unwrap();
+    let fill = |pool: &Pool, names: std::ops::Range<u32>| {
+        let dataset = pool.dataset(id).unwrap();
+        dataset.files().set_storing(Storing { record_shift: 9, ..pool.storing() });
+        names.for_each(|number| put(&dataset, &format!("f{number}"), &vec![number as u8 | 1; 20_000]));
+    };
+    fill(&pool, 0..10);
+    pool.snapshot(&[(id, "kept".to_owned())]).unwrap();
+    fill(&pool, 5..20);
+    pool.commit().unwrap();
+    let full = storage.state.lock().frames.len();
+    pool.roll_back(id, "kept").unwrap();
+    let steps = |mut pool: Arc<Pool>| {
+        let mut steps = 0;
+        loop {
+            let before = storage.state.lock().frames.len();
+            pool.commit().unwrap();
+            steps += usize::from(storage.state.lock().frames.len() < before);
+            let more = pool.is_freeing();
+            // The next step is made by whoever imports it.
+            drop(pool);
+            pool = Arc::new(reopen(&storage));
+            if !more {
+                return (pool, steps);
+            }
+        }
+    };
+    let (pool, after_rollback) = steps(pool);
+    assert!(after_rollback > 1, "{after_rollback}");
+    check(&pool, &storage);
+    assert_eq!(contents(pool.dataset(id).unwrap().files()).len(), 10);
+    pool.destroy_snapshot(id, "kept", false).unwrap();
+    pool.destroy_dataset(id).unwrap();
+    let (pool, after_destroying) = steps(pool);
+    assert!(after_destroying > 1, "{after_destroying}");
+    check(&pool, &storage);
+    assert!(storage.state.lock().frames.len() < full / 10);
+}
+
+#[test]
+fn a_rewind_replays_nothing_of_what_it_gives_up() {
+    use crate::device::Device;
+    use crate::store::{Access, Import, LogArea, Store};
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = on_device(&device, true);
+    let id = pool.find("tank").unwrap().unwrap();
+    let dataset = pool.dataset(id).unwrap();
+    put(&dataset, "kept", b"one");
+    let kept = pool.commit().unwrap();
+    for round in 0..2u8 {
+        put(&dataset, &format!("synced {round}"), &[round; 100]);
+        let (file, _) = dataset.files().look_up(&dataset.files().root(), format!("synced {round}").as_bytes()).unwrap();
+        pool.sync_file(&dataset, &file).unwrap();
+        if round == 0 {
+            pool.commit().unwrap();
+        }
+    }
+    drop((dataset, pool));
+    // As it is: everything that was synced.
+    let whole = |device: &Arc<Simulator>| {
+        let pool = on_device(device, false);
+        contents(pool.dataset(id).unwrap().files()).into_keys().collect::<Vec<_>>()
+    };
+    let copy = Arc::new(Simulator::with_bytes("copy", device.bytes()));
+    assert_eq!(whole(&copy), ["kept", "synced 0", "synced 1"]);
+    // The rewind itself is one record: a crash right behind it, before anything else is done, finds the state that was asked for.
+    for finished in [false, true] {
+        let copy = Arc::new(Simulator::with_bytes("copy", device.bytes()));
+        let devices = vec![Arc::clone(&copy) as Arc<dyn Device>];
+        let import = Import { access: Access::Rewind(kept), name: None, host: (1, "here".to_owned()), time: 3 };
+        let (store, root) = Store::open(devices, &import).unwrap();
+        assert_eq!(root.txg, kept);
+        if finished {
+            let store = Arc::new(store);
+            let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
+            let ground = Ground { log, storage: store, ..ground(&Arc::new(MapStorage::default())) };
+            let durable = Durable { txg: root.txg, catalog: root.catalog.unwrap(), log: root.log_start.into() };
+            let pool = Pool::open(ground, &durable).unwrap();
+            let dataset = pool.dataset(id).unwrap();
+            put(&dataset, "new", b"after the rewind");
+            let (file, _) = dataset.files().look_up(&dataset.files().root(), b"new").unwrap();
+            pool.sync_file(&dataset, &file).unwrap();
+        }
+        copy.crash(5);
+        assert_eq!(whole(&copy), if finished { vec!["kept", "new"] } else { vec!["kept"] });
+    }
+}

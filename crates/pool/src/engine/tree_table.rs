@@ -1,0 +1,121 @@
+//! The rows of a dataset in its tree.
+//!
+//! Callers: files of a dataset, under the lock of their table. Invariant: what the tree holds in memory for a commit to come is counted.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cache::Cache;
+use crate::error::PoolError;
+use crate::files::{Absent, Batch, Share, Table, Throttle};
+use crate::frames::Frames;
+use crate::pointer::{Pointer, Txg};
+use crate::tree::{Context, Frozen, Settings, Tree};
+
+/// The rows of a dataset in its tree.
+pub struct TreeTable {
+    pub(super) tree: Tree,
+    frames: Arc<dyn Frames>,
+    cache: Arc<Cache>,
+    held: Share,
+    /// The cache's misses when this table last looked, and how many more times it looks for what is missing.
+    misses: AtomicU64,
+    looks: AtomicU64,
+}
+
+/// After a miss of the cache so many keys are looked at for what is missing: each look is a way down the tree, which a warm cache does not need.
+const LOOKS: u64 = 512;
+
+impl std::fmt::Debug for TreeTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TreeTable").field("tree", &self.tree).finish_non_exhaustive()
+    }
+}
+
+impl TreeTable {
+    /// The tree with this root.
+    pub(super) fn open(
+        (dataset, root): (u64, Option<Pointer>),
+        frames: &Arc<dyn Frames>,
+        cache: &Arc<Cache>,
+        throttle: &Arc<Throttle>,
+    ) -> Self {
+        Self {
+            tree: Tree::open(root, dataset, Settings::default()),
+            frames: Arc::clone(frames),
+            cache: Arc::clone(cache),
+            held: Share::new(Arc::clone(throttle)),
+            misses: AtomicU64::new(u64::MAX),
+            looks: AtomicU64::new(LOOKS),
+        }
+    }
+
+    /// A freeze was written out.
+    pub(super) fn settle(&mut self, frozen: &Frozen) -> Result<(), PoolError> {
+        let settled = self.tree.settle(frozen);
+        self.held.become_now(self.tree.dirty_bytes());
+        settled
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context { frames: &*self.frames, cache: &self.cache }
+    }
+}
+
+impl TreeTable {
+    /// Whether anything was missing lately. Not exact: several threads count at once.
+    fn may_miss(&self) -> bool {
+        let misses = self.cache.misses();
+        if self.misses.swap(misses, Ordering::Relaxed) != misses {
+            self.looks.store(LOOKS, Ordering::Relaxed);
+            return true;
+        }
+        let looks = self.looks.load(Ordering::Relaxed);
+        if looks > 0 {
+            self.looks.store(looks - 1, Ordering::Relaxed);
+        }
+        looks > 0
+    }
+}
+
+impl Table for TreeTable {
+    fn absent(&self, key: &[u8]) -> Result<Option<Absent>, PoolError> {
+        if !self.may_miss() {
+            return Ok(None);
+        }
+        let Some(fetch) = self.tree.needs(&self.cache, key)? else { return Ok(None) };
+        let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
+        Ok(Some(Box::new(move || Context { frames: &*frames, cache: &cache }.fetch(&fetch))))
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError> {
+        self.tree.get(&self.context(), key)
+    }
+
+    fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> Result<(), PoolError> {
+        let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
+        // The view is gone before the table can be changed again: the lock is held for as long.
+        let mut cursor = self.tree.view().cursor(self.context(), &range.start, end)?;
+        while let Some((key, row)) = cursor.next()? {
+            if !visit(key, row) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let changed = batch.changes().iter().try_for_each(|change| match &change.row {
+            Some(row) => self.tree.put(&context, txg, &change.key, row),
+            None => self.tree.remove(&context, txg, &change.key).map(drop),
+        });
+        self.held.become_now(self.tree.dirty_bytes());
+        changed
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        self.tree.dirty_bytes()
+    }
+}

@@ -1,0 +1,260 @@
+//! Whether an operation may take what it needs: the rules of the dataset, quotas of owners, and the desk that knows all limits of the pool.
+//!
+//! An operation asks before it changes anything. What waits in memory stays promised until it is a frame; what a commit will write of the table is
+//! counted as it becomes dirty. So what was accepted finds room, and no figure is overrun between commits.
+//!
+//! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with one before it is told.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use super::{FileError, Files, Result, Table};
+use crate::error::PoolError;
+use crate::pointer::{Pointer, Txg};
+use crate::rows::{Inode as Row, OwnerKind, OwnerUse, keys};
+use crate::space::{OwnerQuota, Purpose};
+
+/// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is done.
+const ROWS: u64 = 1;
+/// How often a commit is tried to make room.
+const RELIEFS: usize = 2;
+
+/// The desk of admission of a pool.
+pub trait Admission: Send + Sync {
+    /// Promises a dataset so many bytes, if all limits allow it; without a purpose as long as the pool has any room.
+    ///
+    /// # Errors
+    /// [`FileError::Quota`], [`PoolError::NoSpace`].
+    fn admit(&self, dataset: u64, bytes: u64, purpose: Option<Purpose>) -> Result<()>;
+
+    /// Whether so much would be admitted; nothing is promised.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    fn check(&self, dataset: u64, bytes: u64, purpose: Purpose) -> Result<()>;
+
+    /// What was promised has become a frame of this txg that is charged so much; 0 where none was needed.
+    fn turn(&self, dataset: u64, txg: Txg, promised: u64, charged: u64);
+
+    /// The commit of this txg will write so much more of the table.
+    fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
+
+    /// Makes room by a commit, if one may help: with a dataset, whose quota was in the way, only if something was done there since the last. Whether
+    /// there was one. Not under any lock.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    fn relieve(&self, dataset: Option<u64>) -> std::result::Result<bool, PoolError>;
+
+    /// What may be written to a dataset now, bytes.
+    fn room(&self, dataset: u64) -> u64;
+}
+
+/// A desk that admits everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Unlimited;
+
+impl Admission for Unlimited {
+    fn admit(&self, _: u64, _: u64, _: Option<Purpose>) -> Result<()> {
+        Ok(())
+    }
+
+    fn check(&self, _: u64, _: u64, _: Purpose) -> Result<()> {
+        Ok(())
+    }
+
+    fn turn(&self, _: u64, _: Txg, _: u64, _: u64) {}
+
+    fn dirtied(&self, _: u64, _: Txg, _: u64) {}
+
+    fn relieve(&self, _: Option<u64>) -> std::result::Result<bool, PoolError> {
+        Ok(false)
+    }
+
+    fn room(&self, _: u64) -> u64 {
+        u64::MAX
+    }
+}
+
+/// When reading is noted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// Never.
+    Off,
+    /// When the noted time is not newer than the last change, or a day old (`relatime` of mount(8)).
+    #[default]
+    Relative,
+    /// Always.
+    Strict,
+}
+
+/// What holds for the files of a dataset beside how they are stored.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// Nothing may be changed.
+    pub read_only: bool,
+    /// When reading is noted.
+    pub access: AccessTimes,
+    /// Quotas of owners.
+    pub quotas: HashMap<(OwnerKind, u32), OwnerQuota>,
+}
+
+/// How a write is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// If all limits allow it.
+    Asked,
+    /// It was accepted before, by whoever collects writes: only a pool without any room refuses it.
+    Held,
+    /// It makes room in the end: no quota refuses it.
+    Freeing,
+}
+
+/// What a record with so much content needs at most, its row included. Bytes.
+pub(super) fn worst(content: usize) -> u64 {
+    /// A row with its share of the nodes above.
+    const ROW: u64 = 128;
+    let unit = u64::from(Pointer::UNIT);
+    (content as u64 + u64::from(Pointer::HEADER)).next_multiple_of(unit) + ROW
+}
+
+impl<T: Table> Files<T> {
+    /// Changes what holds.
+    pub fn set_rules(&self, rules: Rules) {
+        *self.rules.write() = rules;
+    }
+
+    /// Nothing can be changed any more: it is a snapshot.
+    pub fn make_read_only(&self) {
+        self.rules.write().read_only = true;
+    }
+
+    /// What may be written here now: within all limits, beside what is promised. Bytes.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.admission.room(self.dataset)
+    }
+
+    /// Whether any owner has a quota: how much each may still write differs then.
+    #[must_use]
+    pub fn has_owner_quotas(&self) -> bool {
+        !self.rules.read().quotas.is_empty()
+    }
+
+    /// Whether an owner's write of so many bytes would be admitted; nothing is promised.
+    ///
+    /// # Errors
+    /// As a write's: [`FileError::Quota`], [`PoolError::NoSpace`], [`FileError::ReadOnly`].
+    pub fn would_admit(&self, uid: u32, gid: u32, bytes: u64) -> Result<()> {
+        self.with_relief(|| {
+            self.check_writable()?;
+            self.judge_owners(&[(OwnerKind::User, uid), (OwnerKind::Group, gid)], bytes, 0)?;
+            self.admission.check(self.dataset, bytes, Purpose::Write)
+        })
+    }
+
+    pub(super) fn check_writable(&self) -> Result<()> {
+        if self.rules.read().read_only && !self.is_replaying() { Err(FileError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Runs an operation; where it is short of room, again after a commit that may have made some. Not under any lock.
+    pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
+        let mut outcome = operation();
+        for _ in 0..RELIEFS {
+            let relieved = match &outcome {
+                Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None)?,
+                Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset))?,
+                // What waits counts as it may become at worst, and what lost its last name still counts.
+                Err(FileError::OwnerQuota) if self.known.has_let_go() || !self.waiting.lock().is_empty() => {
+                    self.admission.relieve(Some(self.dataset))?
+                }
+                _ => false,
+            };
+            if !relieved {
+                break;
+            }
+            outcome = operation();
+        }
+        match outcome {
+            Err(FileError::OwnerQuota | FileError::Pool(PoolError::Quota { .. })) => Err(FileError::Quota),
+            outcome => outcome,
+        }
+    }
+
+    /// Asks for room for content of a file.
+    pub(super) fn admit_content(&self, row: &Row, bytes: u64, admit: Admit) -> Result<()> {
+        match admit {
+            Admit::Asked if self.is_replaying() => self.admission.admit(self.dataset, bytes, None),
+            Admit::Asked => {
+                self.judge_owners(&[(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)], bytes, 0)?;
+                self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+            }
+            Admit::Held => self.admission.admit(self.dataset, bytes, None),
+            Admit::Freeing => {
+                let outcome = self.admission.admit(self.dataset, bytes, Some(Purpose::Free));
+                outcome.or_else(|_| self.admission.admit(self.dataset, bytes, Some(Purpose::Destroy)))
+            }
+        }
+    }
+
+    pub(super) fn is_replaying(&self) -> bool {
+        self.replaying.load(Ordering::Relaxed)
+    }
+
+    /// Asks for what an operation on rows needs.
+    pub(super) fn admit_rows(&self, purpose: Purpose) -> Result<()> {
+        self.check_writable()?;
+        if self.is_replaying() {
+            return Ok(());
+        }
+        match self.admission.check(self.dataset, ROWS, purpose) {
+            // Who deletes may go further: it is what makes room again.
+            Err(_) if purpose == Purpose::Free => self.admission.check(self.dataset, ROWS, Purpose::Destroy),
+            outcome => outcome,
+        }
+    }
+
+    /// Whether owners may use so many bytes and inodes more.
+    pub(super) fn judge_owners(&self, owners: &[(OwnerKind, u32)], bytes: u64, objects: u64) -> Result<()> {
+        if self.is_replaying() || self.rules.read().quotas.is_empty() {
+            return Ok(());
+        }
+        for owner in owners {
+            let quota = self.rules.read().quotas.get(owner).copied();
+            if let Some(quota) = quota {
+                quota.admits(&self.owner_use(*owner)?, bytes, objects).map_err(|_| FileError::OwnerQuota)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an owner uses now, what waits in memory included.
+    pub(super) fn owner_use(&self, (kind, id): (OwnerKind, u32)) -> Result<OwnerUse> {
+        // The table first: what the flush moves there in between is counted twice rather than not at all.
+        let (changed, waiting) = {
+            let uses = self.uses.lock();
+            (uses.get(&(kind, id)).copied().unwrap_or_default(), self.waiting.lock().get(&(kind, id)).copied().unwrap_or_default())
+        };
+        let row = self.table.read().get(&keys::owner_use(kind, id))?;
+        let stored = row.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
+        Ok(OwnerUse {
+            bytes: stored.bytes.saturating_add_signed(changed.0).saturating_add(waiting),
+            objects: stored.objects.saturating_add_signed(changed.1),
+        })
+    }
+
+    /// Notes that so much more of an owner's waits in memory, or less.
+    pub(super) fn count_waiting(&self, row: &Row, bytes: i64) {
+        if bytes == 0 {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        for owner in [(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)] {
+            let sum = waiting.entry(owner).or_default();
+            *sum = sum.saturating_add_signed(bytes);
+            if *sum == 0 {
+                waiting.remove(&owner);
+            }
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Small writes into large records: a part of a stored record waits in memory without the record, and becomes a small frame of its own, a *patch*, where
+//! rewriting the whole record would cost many times what was written.
+//!
+//! What a record holds is its extent's frame, overlaid by its patches in their order, overlaid by what waits in memory.
+//!
+//! Invariants:
+//! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the length of that makes the record whole first.
+//! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the one place).
+
+use std::collections::BTreeMap;
+
+use super::admission::{Admit, worst};
+use super::content::Piece;
+use super::inodes::{Buffered, Editing};
+use super::{Batch, Files, Result, Table};
+use crate::deadlist::Dead;
+use crate::error::PoolError;
+use crate::frames::NewFrame;
+use crate::pointer::{Pointer, Txg};
+use crate::rows::inode::flags::HAS_PATCHES;
+use crate::rows::patch::PIECES_MOST;
+use crate::rows::{Extent, Inode as Row, Patch, keys};
+
+/// A record has at most so many patches; the next small write stores it anew.
+const PATCHES_MOST: usize = 8;
+/// A patch is worth it up to this part of the record.
+const PATCH_SHARE: usize = 4;
+
+/// A part of a record in memory.
+#[derive(Debug)]
+struct Fragment {
+    bytes: Vec<u8>,
+    /// No record of the intent log holds it.
+    unrecorded: bool,
+}
+
+/// Parts of a record in memory, by their place in it; none touches another.
+#[derive(Debug, Default)]
+pub(super) struct Fragments(BTreeMap<usize, Fragment>);
+
+impl Fragments {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What it takes, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.0.values().map(|fragment| fragment.bytes.len()).sum()
+    }
+
+    /// Puts a part in; what it touches becomes one with it.
+    pub(super) fn put(&mut self, from: usize, part: &[u8]) {
+        let end = from + part.len();
+        let before = self.0.range(..from).next_back().filter(|(start, fragment)| *start + fragment.bytes.len() >= from);
+        let first = before.map_or(from, |(start, _)| *start);
+        let mut touched = self.0.range(first..=end).map(|(start, fragment)| (*start, *start + fragment.bytes.len()));
+        let (one, more) = (touched.next(), touched.next().is_some());
+        if let (Some((start, stop)), false) = (one, more)
+            && start <= from
+            && let Some(fragment) = self.0.get_mut(&start)
+        {
+            // The usual cases: written again, or right behind.
+            let inside = stop.min(end) - from;
+            let (over, behind) = part.split_at(inside);
+            if let Some(place) = fragment.bytes.get_mut(from - start..from - start + inside) {
+                place.copy_from_slice(over);
+            }
+            fragment.bytes.extend_from_slice(behind);
+            fragment.unrecorded = true;
+            return;
+        }
+        let starts: Vec<usize> = self.0.range(first..=end).map(|(start, _)| *start).collect();
+        let mut whole = Vec::new();
+        for start in starts {
+            if let Some(fragment) = self.0.remove(&start) {
+                overlay(&mut whole, first, start, &fragment.bytes);
+            }
+        }
+        overlay(&mut whole, first, from, part);
+        self.0.insert(first, Fragment { bytes: whole, unrecorded: true });
+    }
+
+    /// The parts with their places.
+    pub(super) fn parts(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        self.0.iter().map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
+    }
+
+    /// The parts that no record of the log holds, with their places.
+    pub(super) fn unrecorded(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        self.0.iter().filter(|(_, fragment)| fragment.unrecorded).map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
+    }
+
+    /// A record of the log holds them now.
+    pub(super) fn recorded(&mut self) {
+        self.0.values_mut().for_each(|fragment| fragment.unrecorded = false);
+    }
+}
+
+/// Copies a part to its place in `whole`, which begins at `origin` and grows as needed.
+fn overlay(whole: &mut Vec<u8>, origin: usize, from: usize, part: &[u8]) {
+    let at = from.saturating_sub(origin);
+    if whole.len() < at + part.len() {
+        whole.resize(at + part.len(), 0);
+    }
+    if let Some(place) = whole.get_mut(at..at + part.len()) {
+        place.copy_from_slice(part);
+    }
+}
+
+/// Copies what `part` (at `from` of a record) has in common with `target` (at `at` of it).
+pub(super) fn overlap(target: &mut [u8], at: usize, from: usize, part: &[u8]) {
+    let (start, end) = (at.max(from), (at + target.len()).min(from + part.len()));
+    if start < end
+        && let (Some(to), Some(source)) = (target.get_mut(start - at..end - at), part.get(start - from..end - from))
+    {
+        to.copy_from_slice(source);
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// Takes a part of a stored record into memory, without the record; `false` where the record itself must be there.
+    pub(super) fn buffer_fragment(&self, edited: &mut Editing<'_>, piece: Piece, part: &[u8], admit: Admit) -> Result<bool> {
+        let end = piece.from + piece.length;
+        if let Some(buffered) = edited.activate().records.get_mut(&piece.record) {
+            if !buffered.is_sparse() || end > buffered.base {
+                return Ok(false);
+            }
+            self.grow_fragments(buffered, piece.from, part);
+            return Ok(true);
+        }
+        let stored = self.table.read().get(&keys::extent(edited.number, piece.record))?;
+        let Some(pointer) = stored.as_deref().map(Extent::decode).transpose()?.and_then(|extent| extent.pointer().copied()) else {
+            return Ok(false);
+        };
+        let base = pointer.logical as usize;
+        let inside = (piece.record << edited.row.record_shift) + base as u64 <= edited.row.size;
+        if end > base || !inside || part.len() * PATCH_SHARE > base {
+            return Ok(false);
+        }
+        let promised = worst(base);
+        self.admit_content(&edited.row, promised, admit)?;
+        self.count_waiting(&edited.row, promised as i64);
+        let buffered = edited.activate().records.entry(piece.record).or_insert(Buffered { promised, base, ..Buffered::default() });
+        self.grow_fragments(buffered, piece.from, part);
+        Ok(true)
+    }
+
+    fn grow_fragments(&self, buffered: &mut Buffered, from: usize, part: &[u8]) {
+        let before = buffered.fragments.bytes();
+        buffered.fragments.put(from, part);
+        self.buffered.grow((buffered.fragments.bytes() - before) as u64);
+    }
+
+    /// Makes a record whole in memory of which only parts are there.
+    pub(super) fn fill(&self, row: &Row, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
+        let mut content = self.load(row, number, record)?;
+        let mut changed = Vec::new();
+        for (from, part) in buffered.fragments.parts() {
+            overlay(&mut content, 0, from, part);
+        }
+        changed.extend(buffered.fragments.unrecorded().map(|(from, part)| from..from + part.len()));
+        self.buffered.grow(content.len() as u64);
+        self.buffered.shrink(buffered.fragments.bytes() as u64);
+        (buffered.content, buffered.fragments) = (content, Fragments::default());
+        changed.into_iter().for_each(|part| buffered.changed(part));
+        Ok(())
+    }
+
+    /// The patches of some records, in their order; with their numbers.
+    pub(super) fn stored_patches(&self, row: &Row, number: u64, first: u64, last: u64) -> Result<Vec<(u64, u64, Patch)>> {
+        let mut found = Vec::new();
+        if row.flags & HAS_PATCHES == 0 {
+            return Ok(found);
+        }
+        let mut damage: std::result::Result<(), PoolError> = Ok(());
+        self.table.read().scan(keys::patches(number, first, last), &mut |key, value| {
+            match (keys::Key::decode(key), Patch::decode(value)) {
+                (Ok(keys::Key::Patch { record, number, .. }), Ok(patch)) => found.push((record, number, patch)),
+                (Ok(_), Ok(_)) => {}
+                (Err(error), _) | (_, Err(error)) => damage = Err(error),
+            }
+            damage.is_ok()
+        })?;
+        damage?;
+        Ok(found)
+    }
+
+    /// Overlays a part of a record (at `at` of it) with a patch.
+    pub(super) fn apply_patch(&self, target: &mut [u8], at: usize, patch: &Patch) -> Result<()> {
+        let wanted = |(from, length): &(u32, u32)| (*from as usize) < at + target.len() && at < *from as usize + *length as usize;
+        if !patch.pieces.iter().any(wanted) {
+            return Ok(());
+        }
+        let content = self.frames.read(&patch.pointer)?;
+        let mut rest = &*content;
+        for (from, length) in &patch.pieces {
+            let Some((part, behind)) = rest.split_at_checked(*length as usize) else { break };
+            rest = behind;
+            overlap(target, at, *from as usize, part);
+        }
+        Ok(())
+    }
+
+    /// A record's patches go; answers what they were charged.
+    pub(super) fn drop_patches(&self, patches: Vec<(u64, u64, Patch)>, inode: u64, batch: &mut Batch) -> u64 {
+        let mut charged = 0;
+        for (record, number, patch) in patches {
+            charged += patch.pointer.charged();
+            self.freed.lock().push(Dead::of(&patch.pointer, false));
+            batch.remove(&keys::patch(inode, record, number));
+        }
+        charged
+    }
+
+    /// The number of the next patch of a record, where what waits is worth one.
+    fn next_patch(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered) -> Result<Option<u64>> {
+        let small = buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.0.len() <= PIECES_MOST;
+        if !small {
+            return Ok(None);
+        }
+        let there = self.stored_patches(&edited.row, edited.number, record, record)?;
+        let next = there.last().map_or(0, |(_, number, _)| number + 1);
+        Ok((there.len() < PATCHES_MOST).then_some(next))
+    }
+
+    /// Stores as patches what is worth it; answers the rest, whole in memory, and what could not be done, which is in memory still.
+    pub(super) fn flush_patches(
+        &self,
+        txg: Txg,
+        edited: &mut Editing<'_>,
+        some: Vec<(u64, Buffered)>,
+        batch: &mut Batch,
+    ) -> (Vec<(u64, Buffered)>, Result<()>) {
+        let (mut whole, mut patches, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+        for (record, mut buffered) in some {
+            if !buffered.is_sparse() {
+                whole.push((record, buffered));
+                continue;
+            }
+            let next = self.next_patch(edited, record, &buffered);
+            let filled = match next {
+                Ok(Some(number)) => {
+                    patches.push((record, buffered, number));
+                    continue;
+                }
+                Ok(None) => self.fill(&edited.row, edited.number, record, &mut buffered),
+                Err(error) => Err(error),
+            };
+            match filled {
+                Ok(()) => whole.push((record, buffered)),
+                Err(error) => {
+                    edited.activate().records.insert(record, buffered);
+                    outcome = Err(error);
+                }
+            }
+        }
+        let stored = self.store_patches(txg, edited, patches, batch);
+        (whole, outcome.and(stored))
+    }
+
+    fn store_patches(&self, txg: Txg, edited: &mut Editing<'_>, patches: Vec<(u64, Buffered, u64)>, batch: &mut Batch) -> Result<()> {
+        if patches.is_empty() {
+            return Ok(());
+        }
+        let storing = *self.storing.read();
+        let (number, shift) = (edited.number, edited.row.record_shift);
+        let contents: Vec<Vec<u8>> =
+            patches.iter().map(|(_, buffered, _)| buffered.fragments.parts().flat_map(|(_, part)| part).copied().collect()).collect();
+        let frames: Vec<NewFrame<'_>> = patches
+            .iter()
+            .zip(&contents)
+            .map(|((record, ..), content)| self.new_frame(&storing, txg, (number, record << shift), content))
+            .collect();
+        let mut written = Vec::with_capacity(frames.len());
+        let outcome = self.frames.write_all(&frames, &mut written);
+        written.iter().for_each(|pointer| self.count_written(pointer));
+        if !written.is_empty() {
+            edited.activate().frames_in = txg;
+            edited.row.flags |= HAS_PATCHES;
+        }
+        let mut written = written.into_iter();
+        for (record, buffered, next) in patches {
+            let Some(pointer) = written.next() else {
+                edited.activate().records.insert(record, buffered);
+                continue;
+            };
+            let charged = pointer.charged();
+            let pieces = buffered.fragments.parts().map(|(from, part)| (from as u32, part.len() as u32)).collect();
+            batch.put(&keys::patch(number, record, next), Patch { pointer, pieces }.encode());
+            self.charge(edited, charged as i64);
+            self.became(txg, &edited.row, &buffered, charged);
+        }
+        Ok(outcome?)
+    }
+}
+
+/// What a row of this kind frees when it goes.
+pub(super) fn dead_of(value: &[u8]) -> std::result::Result<Option<Dead>, PoolError> {
+    Patch::decode(value).map(|patch| Some(Dead::of(&patch.pointer, false)))
+}
+
+/// What the frame of a row of this kind is.
+pub(crate) fn pointer_of(value: &[u8]) -> std::result::Result<Pointer, PoolError> {
+    Patch::decode(value).map(|patch| patch.pointer)
+}

@@ -1,0 +1,198 @@
+//! Sharing: a range of one file becomes a range of another without being copied. Both name the same frames afterwards.
+//!
+//! The frame is counted in the catalog with the commit; whatever goes by births takes the new row's frame for one that was born with it. Each file is
+//! charged as if it had the content for itself.
+//!
+//! Invariant: a record is shared as a whole, with all that is in it.
+
+use std::sync::Arc;
+
+use super::admission::{Admit, worst};
+use super::inodes::Editing;
+use super::{Batch, FileError, Files, Inode, Result, Table};
+use crate::pointer::{Pointer, Txg};
+use crate::rows::{Extent, FileType, keys};
+
+/// How many records are shared in one step: a step holds the txg open and names locked.
+const RECORDS_AT_ONCE: u64 = 1024;
+
+/// A range of one file that is to become one of another. Offsets and length in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Where it begins in the file that has it.
+    pub from: u64,
+    /// Where it begins in the file that gets it.
+    pub to: u64,
+    /// How long it is.
+    pub length: u64,
+}
+
+/// A row of the source, owned.
+enum Source {
+    Hole,
+    Inline(Vec<u8>),
+    Frame(Pointer),
+}
+
+impl<T: Table> Files<T> {
+    /// Shares as much of a range as can be, from its beginning; answers how much that is. What is left has to be copied: ends of records, content that
+    /// waits in memory, files of different record sizes, a range of the same file. At the end of the source a record may be shared that is not full.
+    ///
+    /// # Errors
+    /// As a write's.
+    pub fn share(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
+        let mut done = 0;
+        if from.number() == to.number() {
+            return Ok(done);
+        }
+        loop {
+            let rest = Range { from: range.from.saturating_add(done), to: range.to.saturating_add(done), length: range.length - done };
+            let step = self.with_relief(|| {
+                self.check_writable()?;
+                self.share_some(from, to, rest)
+            });
+            match step {
+                Ok(0) => return Ok(done),
+                Ok(shared) => done += shared,
+                // What is shared already stays so.
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn share_some(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
+        let entered = self.enter()?;
+        let txg = entered.txg();
+        if from.active.read().as_ref().is_some_and(|active| !active.records.is_empty()) {
+            self.flush_one(txg, from)?;
+        }
+        let _names = self.names.lock();
+        let source = self.edit(from)?;
+        let mut target = self.edit(to)?;
+        // Patches belong to one file: it is copied.
+        if source.row.flags & crate::rows::inode::flags::HAS_PATCHES != 0 {
+            return Ok(0);
+        }
+        let Some(records) = plan(&source, &mut target, range)? else { return Ok(0) };
+        let shift = source.row.record_shift;
+        let mut batch = Batch::default();
+        let (mut shared, mut failed) = (0, None);
+        for record in 0..records {
+            let (at, into) = ((range.from >> shift) + record, (range.to >> shift) + record);
+            match self.share_record(txg, (&source, at), (&mut target, into), &mut batch) {
+                Ok(true) => shared = ((record + 1) << shift).min(range.length).min(source.row.size - range.from),
+                Ok(false) => break,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            }
+        }
+        if let (0, Some(error)) = (shared, failed) {
+            return Err(error);
+        }
+        if shared == 0 {
+            return Ok(0);
+        }
+        drop(source);
+        let now = (self.clock)();
+        target.row.size = target.row.size.max(range.to + shared);
+        (target.row.modified, target.row.changed) = (now, now);
+        let row = target.row;
+        let active = target.activate();
+        (active.row, active.changed, active.frames_in) = (row, true, txg);
+        self.apply(txg, &batch)?;
+        self.finish(to, target);
+        Ok(shared)
+    }
+
+    /// Shares one record; `false` where it cannot be.
+    fn share_record(
+        &self,
+        txg: Txg,
+        (source, at): (&Editing<'_>, u64),
+        (target, into): (&mut Editing<'_>, u64),
+        batch: &mut Batch,
+    ) -> Result<bool> {
+        if source.active.as_ref().is_some_and(|active| active.records.contains_key(&at)) {
+            return Ok(false);
+        }
+        // A patch lies over one frame: the record is copied, which makes it one again.
+        if !self.stored_patches(&source.row, source.number, at, at)?.is_empty() {
+            return Ok(false);
+        }
+        let new = match self.source_of(source.number, at)? {
+            Source::Hole => None,
+            Source::Inline(_) if into != 0 => return Ok(false),
+            Source::Inline(content) => {
+                self.admit_content(&target.row, worst(content.len()), Admit::Asked)?;
+                self.admission.turn(self.dataset, txg, worst(content.len()), 0);
+                self.replace(target, into, Some(Extent::Inline(&content)), batch)?;
+                self.forget_buffered(txg, target, into);
+                return Ok(true);
+            }
+            Source::Frame(pointer) => Some(pointer),
+        };
+        if let Some(pointer) = new {
+            self.admit_content(&target.row, pointer.charged(), Admit::Asked)?;
+            self.admission.turn(self.dataset, txg, pointer.charged(), pointer.charged());
+        }
+        let row = new.map(|pointer| Extent::Shared { pointer, since: txg });
+        // Counted before the row: what cannot be put is given back as any other reference.
+        if let Some(pointer) = new {
+            self.count_written(&pointer);
+            self.shared.lock().push(pointer);
+        }
+        self.replace(target, into, row, batch)?;
+        self.forget_buffered(txg, target, into);
+        Ok(true)
+    }
+
+    fn forget_buffered(&self, txg: Txg, target: &mut Editing<'_>, record: u64) {
+        if let Some(buffered) = target.activate().records.remove(&record) {
+            self.let_go(txg, &target.row, &buffered);
+        }
+    }
+
+    fn source_of(&self, number: u64, record: u64) -> Result<Source> {
+        let row = self.table.read().get(&keys::extent(number, record))?;
+        Ok(match row.as_deref().map(Extent::decode).transpose()? {
+            None => Source::Hole,
+            Some(Extent::Inline(content)) => Source::Inline(content.to_vec()),
+            Some(Extent::Frame(pointer) | Extent::Shared { pointer, .. }) => Source::Frame(pointer),
+        })
+    }
+
+    /// The frames that rows of the open txg have come to share; the commit takes them and counts.
+    pub fn take_shared(&self) -> Vec<Pointer> {
+        std::mem::take(&mut *self.shared.lock())
+    }
+}
+
+/// How many records of a range can be shared; gives a target that has no record size yet that of the source.
+fn plan(source: &Editing<'_>, target: &mut Editing<'_>, range: Range) -> Result<Option<u64>> {
+    for edited in [source, &*target] {
+        match edited.file_type() {
+            FileType::Regular => {}
+            FileType::Directory => return Err(FileError::IsDirectory),
+            _ => return Err(FileError::Invalid),
+        }
+    }
+    let shift = source.row.record_shift;
+    let is_empty = target.row.size == 0 && target.active.as_ref().is_none_or(|active| active.records.is_empty());
+    if shift != 0 && is_empty {
+        target.row.record_shift = shift;
+    }
+    let size = 1u64 << shift;
+    let aligned = (range.from | range.to) & (size - 1) == 0;
+    if shift == 0 || target.row.record_shift != shift || !aligned || range.from >= source.row.size {
+        return Ok(None);
+    }
+    let length = range.length.min(source.row.size - range.from);
+    let end = range.to.checked_add(length).filter(|end| *end <= i64::MAX as u64).ok_or(FileError::TooLarge)?;
+    // The last record of the source as a whole, where nothing of the target lies behind it.
+    let to_end = range.from + length == source.row.size && end >= target.row.size;
+    let records = if to_end { length.div_ceil(size) } else { length / size };
+    Ok(Some(records.min(RECORDS_AT_ONCE)).filter(|records| *records > 0))
+}

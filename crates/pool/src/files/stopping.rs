@@ -1,0 +1,105 @@
+//! Stopping the operations of one dataset for as long as its tree is replaced by another: rollback of a file system in use.
+//!
+//! Invariant: operations wait before they hold anything, so whoever stops them can commit; reads go on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Files, Result, Table};
+use crate::error::PoolError;
+use crate::rows::{Head, keys};
+
+/// Whether operations wait.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    on: AtomicBool,
+    state: Mutex<()>,
+    over: Condvar,
+}
+
+impl Stop {
+    /// Whether whoever holds the gate now has to let go and wait.
+    pub(super) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// Waits until operations may go on.
+    pub(super) fn wait(&self) {
+        let mut state = self.state.lock();
+        while self.is_on() {
+            self.over.wait(&mut state);
+        }
+    }
+
+    fn set(&self, on: bool) {
+        let _state = self.state.lock();
+        self.on.store(on, Ordering::Release);
+        self.over.notify_all();
+    }
+}
+
+/// Operations of a dataset wait until this is dropped.
+#[derive(Debug)]
+pub struct Stopped<'a, T: Table> {
+    files: &'a Files<T>,
+}
+
+impl<T: Table> Drop for Stopped<'_, T> {
+    fn drop(&mut self) {
+        self.files.stop.set(false);
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// Stops operations: those that begin after the next closing of a txg wait. By one at a time, who has the administration of the pool.
+    pub fn stop(&self) -> Stopped<'_, T> {
+        self.stop.set(true);
+        Stopped { files: self }
+    }
+}
+
+impl<T: Table> Stopped<'_, T> {
+    /// The files are those of another table from now on, of the same dataset at another time: whoever holds an inode has what has its number there, or
+    /// nothing. Called when a commit has taken all that memory held.
+    ///
+    /// # Errors
+    /// Those of the table; nothing is changed then.
+    pub fn replace(&self, table: T) -> std::result::Result<(), PoolError> {
+        let files = self.files;
+        let head = Head::decode(&table.get(&keys::head())?.unwrap_or_default())?;
+        let _names = files.names.lock();
+        let held = files.known.all();
+        *files.table.write() = table;
+        for inode in &held {
+            *inode.active.write() = None;
+        }
+        let forgotten = files.dirty.lock().drain().count() as u64;
+        files.buffered.shrink(forgotten * super::inodes::ACTIVE);
+        files.uses.lock().clear();
+        files.waiting.lock().clear();
+        // Numbers that were given since are not given again: somebody may hold them.
+        files.numbers.next.fetch_max(head.next, Ordering::Relaxed);
+        files.numbers.objects.store(head.objects, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// Marks what is held and has no name, after a table was replaced: it goes when its last holder lets go. Other inodes without a name are freed.
+    ///
+    /// # Errors
+    /// Those of the engine.
+    pub fn adopt_orphans(&self) -> Result<()> {
+        let held: Vec<Arc<super::Inode>> = self.known.all();
+        for inode in &held {
+            if self.table.read().get(&keys::orphan(inode.number()))?.is_some() {
+                let mut edited = self.edit(inode)?;
+                edited.lose_last_name();
+            }
+        }
+        let keep = held.iter().map(|inode| inode.number()).collect();
+        self.free_orphans_but(&keep).map(drop)
+    }
+}

@@ -1,0 +1,221 @@
+//! Pools written by earlier versions open for ever: `fixtures/*.zst` are devices, `*.txt` beside them say what has to be in them.
+//!
+//! `NACRE_POOL_MAKE_FIXTURES=1` writes the two of the present format; those of formats that were released are never written again.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod crash_model;
+mod pools;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nacre_pool::device::Simulator;
+use nacre_pool::engine::{Dataset, NewDataset};
+use nacre_pool::files::{AttributeChange, Inode, MayReplace, NewInode, ParentView, Range};
+use nacre_pool::rows::{FileType, Inode as Row};
+use nacre_pool::store::Access;
+use pools::{Imported, Random, check, create, open};
+use xxhash_rust::xxh3::xxh3_64;
+
+const LENGTH: u64 = 64 << 20;
+
+fn directory() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    // Half of it packs.
+    let mut bytes = Vec::with_capacity(length + 16);
+    while bytes.len() < length {
+        bytes.extend(random.next().to_le_bytes());
+        bytes.extend([b'a'; 8]);
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+fn make(dataset: &Dataset, directory: &Inode, name: &str, kind: FileType, target: Option<&[u8]>) -> Arc<Inode> {
+    let new = |parent: &ParentView| {
+        let row = Row { uid: 1000, gid: 100, ..Row::new(kind, 0o640, parent.now) };
+        Ok(NewInode { row, target: target.map(<[u8]>::to_vec), attributes: vec![(b"user.made".to_vec(), b"yes".to_vec())] })
+    };
+    dataset.files().make(directory, name.as_bytes(), b"", &new).unwrap().0
+}
+
+/// Some of everything in one dataset.
+fn fill(dataset: &Dataset, seed: u64) {
+    let files = dataset.files();
+    let root = files.root();
+    let below = make(dataset, &root, "below", FileType::Directory, None);
+    for (at, length) in [0, 10, 2048, 2049, 5000, 20_000].into_iter().enumerate() {
+        let place = if at % 2 == 0 { &root } else { &below };
+        let file = make(dataset, place, &format!("file {at}"), FileType::Regular, None);
+        files.write(&file, Some(0), &bytes(seed + at as u64, length)).unwrap();
+    }
+    let sparse = make(dataset, &root, "sparse", FileType::Regular, None);
+    files.write(&sparse, Some(3_000_000), b"behind a hole").unwrap();
+    files.set_attributes(&sparse, &AttributeChange { size: Some(5_000_000), ..AttributeChange::default() }).unwrap();
+    // For small overwrites, and for records that two files have.
+    let packs = b"many times the same words\n".repeat(12_000);
+    for name in ["patched", "shared"] {
+        let file = make(dataset, &root, name, FileType::Regular, None);
+        files.write(&file, Some(0), &packs).unwrap();
+    }
+    make(dataset, &below, "link", FileType::Symlink, Some(b"../file 1"));
+    make(dataset, &below, "pipe", FileType::Fifo, None);
+    let (named, _) = files.look_up(&root, b"file 4").unwrap();
+    files.link(&named, &below, b"another name").unwrap();
+    for (name, length) in [("user.small", 10), ("user.large", 9000), ("trusted.x", 0)] {
+        files.set_attribute(&named, name.as_bytes(), &bytes(seed, length), None, None).unwrap();
+    }
+}
+
+/// Changes some of it, so that snapshots and heads differ.
+fn change(dataset: &Dataset, seed: u64) {
+    let files = dataset.files();
+    let root = files.root();
+    let (file, _) = files.look_up(&root, b"file 4").unwrap();
+    files.write(&file, Some(3000), &bytes(seed, 3000)).unwrap();
+    files.zero(&file, 0, 1000, false).unwrap();
+    files.rename((&root, b"file 0"), (&root, b"renamed"), MayReplace::No).unwrap();
+    files.unlink(&root, b"file 2").unwrap();
+    let (patched, shared) = (files.look_up(&root, b"patched").unwrap().0, files.look_up(&root, b"shared").unwrap().0);
+    for at in 0..5 {
+        files.write(&patched, Some(at * 50_001), &bytes(seed + at, 200)).unwrap();
+    }
+    let other = make(dataset, &root, &format!("shares {seed}"), FileType::Regular, None);
+    assert_eq!(files.share(&shared, &other, Range { from: 0, to: 0, length: 262_144 }).unwrap(), 262_144);
+    files.write(&shared, Some(0), &bytes(seed, 9000)).unwrap();
+    let new = make(dataset, &root, &format!("new {seed}"), FileType::Regular, None);
+    files.write(&new, Some(0), &bytes(seed, 7000)).unwrap();
+}
+
+/// The pool of the fixtures.
+fn plant(imported: &Imported) {
+    let pool = &imported.pool;
+    let root = pool.root().unwrap();
+    let with = |name: &str, properties: &[(&str, &str)]| {
+        let properties = properties.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        pool.create_dataset(&NewDataset { properties, ..NewDataset::named(root, name) }).unwrap()
+    };
+    let ids = [
+        root,
+        with("zstd", &[("compression", "zstd-3"), ("recordsize", "16K"), ("checksum", "blake3")]),
+        with("off", &[("compression", "off"), ("recordsize", "4K"), ("org.example:note", "for ever")]),
+    ];
+    for (seed, id) in ids.iter().enumerate() {
+        fill(&pool.dataset(*id).unwrap(), seed as u64 * 100);
+    }
+    let all = |name: &str| ids.iter().map(|id| (*id, name.to_owned())).collect::<Vec<_>>();
+    pool.snapshot(&all("one")).unwrap();
+    for (seed, id) in ids.iter().enumerate() {
+        change(&pool.dataset(*id).unwrap(), seed as u64 * 100 + 50);
+    }
+    pool.snapshot(&all("two")).unwrap();
+    pool.hold(ids[1], "one", "kept", true).unwrap();
+    pool.bookmark(ids[1], "two", "mark").unwrap();
+    let clone = pool.clone_snapshot(ids[2], "one", &NewDataset::named(root, "clone")).unwrap();
+    change(&pool.dataset(clone).unwrap(), 999);
+    // Frees frames, so that the cleaner has something to move.
+    pool.destroy_snapshot(ids[0], "one", false).unwrap();
+    for _ in 0..3 {
+        imported.store.clean_step(8 << 20).unwrap();
+        pool.commit().unwrap();
+    }
+}
+
+/// What is in a pool, a line for each file.
+fn manifest(imported: &Imported) -> String {
+    let mut text = String::new();
+    let mut trees = BTreeMap::new();
+    for (id, name) in pools::gentle::datasets(imported) {
+        for (txg, row) in imported.pool.snapshot_rows(id).unwrap() {
+            let then = imported.pool.snapshot_files(id, txg).unwrap();
+            trees.insert(format!("{name}@{}", row.name), crash_model::read(then.files()));
+        }
+        trees.insert(name, crash_model::read(imported.pool.dataset(id).unwrap().files()));
+    }
+    for (name, tree) in trees {
+        writeln!(text, "{name}").unwrap();
+        for (path, (content, attributes, first)) in tree {
+            let same = if first == path { "-" } else { &first };
+            write!(text, "  {path}\t{}\t{:016x}\t{same}", content.len(), xxh3_64(&content)).unwrap();
+            for (name, value) in attributes {
+                write!(text, "\t{name}={:016x}", xxh3_64(&value)).unwrap();
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn write_fixture(name: &str, disk: &Simulator, told: &str) {
+    let packed = zstd::bulk::compress(&disk.bytes(), 19).unwrap();
+    std::fs::create_dir_all(directory()).unwrap();
+    std::fs::write(directory().join(format!("{name}.zst")), packed).unwrap();
+    std::fs::write(directory().join(format!("{name}.txt")), told).unwrap();
+}
+
+/// Makes both fixtures of the present format.
+fn write_fixtures() {
+    let disk = Arc::new(Simulator::new("disk", LENGTH));
+    let imported = create(&[Arc::clone(&disk)], 7);
+    plant(&imported);
+    let told = manifest(&imported);
+    imported.store.close(true, 5).unwrap();
+    drop(imported);
+    write_fixture("v1-exported", &disk, &told);
+    // Of another, the last of what was synced is in the log alone.
+    let disk = Arc::new(Simulator::new("disk", LENGTH));
+    let imported = create(&[Arc::clone(&disk)], 9);
+    plant(&imported);
+    let dataset = imported.pool.dataset(imported.pool.root().unwrap()).unwrap();
+    let root = dataset.files().root();
+    for at in 0..3 {
+        let file = make(&dataset, &root, &format!("synced {at}"), FileType::Regular, None);
+        dataset.files().write(&file, Some(100 * at), &bytes(at, 700)).unwrap();
+        imported.pool.sync_file(&dataset, &file).unwrap();
+    }
+    let told = manifest(&imported);
+    drop(dataset);
+    drop(imported);
+    disk.crash(1);
+    write_fixture("v1-killed", &disk, &told);
+}
+
+#[test]
+fn pools_of_all_versions_open_and_hold_what_they_held() {
+    if std::env::var_os("NACRE_POOL_MAKE_FIXTURES").is_some() {
+        write_fixtures();
+    }
+    let mut found = 0;
+    for entry in std::fs::read_dir(directory()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|suffix| suffix != "zst") {
+            continue;
+        }
+        found += 1;
+        let what = path.display();
+        let packed = std::fs::read(&path).unwrap();
+        let told = std::fs::read_to_string(path.with_extension("txt")).unwrap();
+        let image = zstd::bulk::decompress(&packed, 1 << 30).unwrap();
+        let disk = Arc::new(Simulator::with_bytes("disk", image));
+        let imported = open(&[Arc::clone(&disk)], 1, Access::ReadWrite).unwrap();
+        assert_eq!(manifest(&imported), told, "{what}");
+        check(&imported);
+        // It is a pool like any other: goes on, and is there again.
+        let id = imported.pool.root().unwrap();
+        make(&imported.pool.dataset(id).unwrap(), &imported.pool.dataset(id).unwrap().files().root(), "later", FileType::Regular, None);
+        imported.pool.snapshot(&[(id, "later".to_owned())]).unwrap();
+        check(&imported);
+        imported.store.close(true, 9).unwrap();
+        drop(imported);
+        let imported = open(&[disk], 2, Access::ReadOnly).unwrap();
+        let now = manifest(&imported);
+        assert!(told.lines().all(|line| now.contains(line)), "{what}");
+    }
+    assert!(found >= 2, "the fixtures are missing");
+}

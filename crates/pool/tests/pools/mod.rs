@@ -1,0 +1,116 @@
+//! Pools on simulated devices, through the public interface of the engine alone.
+//!
+//! Callers: the tests beside. Clock, entropy and crashes come from one seed: a failure comes again.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+pub mod gentle;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use nacre_pool::device::{Device, Simulator};
+use nacre_pool::engine::{Durable, Ground, Pool};
+use nacre_pool::rows::Timestamp;
+use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
+use nacre_pool::{PoolError, Txg};
+
+/// Random numbers from a seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// Any number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below this one (0 for 0).
+    pub fn below(&mut self, limit: u64) -> u64 {
+        if limit == 0 { 0 } else { self.next() % limit }
+    }
+
+    /// One of these.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        let at = self.below(from.len() as u64);
+        from.get(usize::try_from(at).unwrap())
+    }
+}
+
+/// A pool with its store.
+pub struct Imported {
+    /// The engine.
+    pub pool: Arc<Pool>,
+    /// What it stands on.
+    pub store: Arc<Store>,
+}
+
+fn devices(disks: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
+    disks.iter().map(|disk| Arc::clone(disk) as Arc<dyn Device>).collect()
+}
+
+fn ground(store: &Arc<Store>, seed: u64, logged: bool) -> Ground {
+    let (ticks, random) = (AtomicI64::new(1_800_000_000), AtomicU64::new(seed));
+    Ground {
+        log: if logged { Some(Box::new(LogArea::new(Arc::clone(store)))) } else { None },
+        guid: store.identity().pool,
+        storage: Arc::clone(store) as _,
+        clock: Arc::new(move || Timestamp { seconds: ticks.fetch_add(1, Ordering::Relaxed), nanoseconds: 1 }),
+        entropy: Arc::new(move || Random(random.fetch_add(1, Ordering::Relaxed)).next()),
+        cache: 8 << 20,
+    }
+}
+
+fn host() -> (u64, String) {
+    (1, "here".to_owned())
+}
+
+/// Makes a pool `tank`.
+pub fn create(disks: &[Arc<Simulator>], seed: u64) -> Imported {
+    let new = NewPool { name: "tank".to_owned(), guid: seed | 1, host: host(), time: 1_800_000_000 };
+    let (store, _) = Store::create(devices(disks), &new).unwrap();
+    let store = Arc::new(store);
+    let pool = Arc::new(Pool::create(ground(&store, seed, true), "tank").unwrap());
+    Imported { pool, store }
+}
+
+/// Imports it.
+pub fn open(disks: &[Arc<Simulator>], seed: u64, access: Access) -> Result<Imported, PoolError> {
+    let import = Import { access, name: None, host: host(), time: 1_800_000_001 };
+    let (store, root) = Store::open(devices(disks), &import)?;
+    let store = Arc::new(store);
+    let unfinished = || PoolError::Refused("the making of this pool was never finished".to_owned());
+    let catalog = root.catalog.filter(|_| root.txg > Txg(0)).ok_or_else(unfinished)?;
+    let durable = Durable { txg: root.txg, catalog, log: root.log_start.into() };
+    let pool = Arc::new(Pool::open(ground(&store, seed, access != Access::ReadOnly), &durable)?);
+    Ok(Imported { pool, store })
+}
+
+/// What the headers of frames say that are named in these sentences.
+fn headers(imported: &Imported, told: &[String]) -> Vec<String> {
+    let mut found = Vec::new();
+    for segment in imported.store.segments() {
+        let _ = imported.store.inspect(segment.id, &mut |header, _, lives| {
+            let name = format!("frame {}:{} ", header.pointer.segment, header.pointer.index);
+            if told.iter().any(|sentence| sentence.contains(&name)) {
+                found.push(format!("{name}(lives: {lives}) in segment {}: {header:?}", segment.id));
+            }
+            true
+        });
+    }
+    found
+}
+
+/// Checks everything against everything; panics where something is wrong.
+#[track_caller]
+pub fn check(imported: &Imported) {
+    let mut told = Vec::new();
+    let seen = imported.pool.check(&imported.store, false, &mut |what| told.push(what.to_owned())).unwrap();
+    if seen.problems > 0 {
+        told.extend(headers(imported, &told));
+    }
+    assert!(seen.problems == 0, "{} problems: {told:#?}", seen.problems);
+}

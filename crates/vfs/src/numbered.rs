@@ -1,0 +1,20 @@
+//! Layers whose files can be found again by their inode numbers alone: a door then needs to remember none of them.
+
+use crate::{Node, Result};
+
+/// What such a layer offers. All its files are of one file system and generation, and a number never means two files in turn, not even after the first
+/// one is gone.
+pub trait Numbered: Send + Sync {
+    /// The file with this inode number. Cheap: whether there is one may turn out when it is asked for something.
+    ///
+    /// # Errors
+    /// ESTALE where it is known that there is none.
+    fn node(&self, number: u64) -> Result<Node>;
+
+    /// The inode number of the directory above this one; its own where that is not known.
+    fn parent(&self, node: &Node) -> u64;
+
+    /// The door knows nothing of this file any more. What the layer keeps for a file without a name, so that it is still found by its number, goes. A
+    /// layer that is never told keeps it for good, so it begins to keep with the first call of [`Numbered::node`].
+    fn forgotten(&self, number: u64);
+}
