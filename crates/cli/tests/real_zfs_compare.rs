@@ -108,6 +108,18 @@ fn figures_and_refusals_are_those_of_zfs() {
         skip("zfs-fuse", "zfs-fuse is not installed");
         return;
     }
+    // Now and then zfs-fuse is late with a figure, or calls something busy that is not: what differs differs twice.
+    let differing = compared();
+    if differing.is_empty() {
+        return;
+    }
+    println!("again, because of:\n{}", differing.join("\n"));
+    let differing = compared();
+    assert!(differing.is_empty(), "{}", differing.join("\n"));
+}
+
+/// What differs between the two sides.
+fn compared() -> Vec<String> {
     let place = scratch();
     let names = place.path().join("programs");
     fs::create_dir(&names).unwrap();
@@ -130,5 +142,5 @@ fn figures_and_refusals_are_those_of_zfs() {
         wrong.extend(differences(theirs, ours).into_iter().map(|difference| format!("{}\n  {difference}", theirs.line)));
     }
     mounting::clear(place.path());
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    wrong
 }
