@@ -39,6 +39,8 @@ pub struct Exports {
     pub html: Option<PathBuf>,
     /// Markdown file whose marked part is replaced.
     pub markdown: Option<PathBuf>,
+    /// Name of that part beside the table's; none: the table's own.
+    pub section: Option<String>,
 }
 
 impl Exports {
@@ -59,7 +61,7 @@ impl Exports {
                 Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
                 result => result.doing("reading", path)?,
             };
-            fs::write(path, markdown::replace(&old, report)?).doing("writing", path)?;
+            fs::write(path, markdown::replace(&old, self.section.as_deref(), report)?).doing("writing", path)?;
         }
         Ok(())
     }
@@ -179,7 +181,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str| Some(directory.path().join(name));
         let exports =
-            Exports { show: Show::Percent, json: file("r.json"), csv: file("r.csv"), html: file("r.html"), markdown: file("r.md") };
+            Exports { show: Show::Percent, json: file("r.json"), csv: file("r.csv"), html: file("r.html"), markdown: file("r.md"), section: None };
         exports.write(&report()).unwrap();
         let json = fs::read_to_string(directory.path().join("r.json")).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());

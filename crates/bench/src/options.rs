@@ -147,6 +147,23 @@ fn with_exports(command: Command) -> Command {
         .arg(path("csv", "FILE", "Write the result as CSV"))
         .arg(path("html", "FILE", "Write one self-contained page with plots"))
         .arg(path("markdown", "FILE", "Put the table between its markers in FILE (made if missing)"))
+        .arg(
+            Arg::new("section")
+                .long("section")
+                .value_name("NAME")
+                .requires("markdown")
+                .value_parser(section)
+                .help("Keep it there beside the table's other results, under this name"),
+        )
+}
+
+/// A section's name stands in the markers, which are comments: nothing in it may end one.
+fn section(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    match text.starts_with(plain) && text.split('-').all(|word| !word.is_empty() && word.chars().all(plain)) {
+        true => Ok(text.to_owned()),
+        false => Err("small letters and digits, words joined by '-'".to_owned()),
+    }
 }
 
 /// The exports asked for.
@@ -157,7 +174,7 @@ pub fn exports(matches: &ArgMatches) -> Exports {
         _ => Show::Percent,
     };
     let file = |id: &str| matches.get_one::<PathBuf>(id).cloned();
-    Exports { show, json: file("json"), csv: file("csv"), html: file("html"), markdown: file("markdown") }
+    Exports { show, json: file("json"), csv: file("csv"), html: file("html"), markdown: file("markdown"), section: matches.get_one("section").cloned() }
 }
 
 /// The meaning of a table's arguments.

@@ -6,13 +6,15 @@ use crate::figures::{self, Verdict};
 use crate::report::Report;
 use crate::summary::{counts, overall, sections};
 
-fn markers(table: &str) -> (String, String) {
-    (format!("<!-- nacre bench {table}: begin -->"), format!("<!-- nacre bench {table}: end -->"))
+/// One table may stand in a document several times, measured with different amounts: each under a section's name.
+fn markers(table: &str, section: Option<&str>) -> (String, String) {
+    let name = section.map_or_else(|| table.to_owned(), |section| format!("{table} {section}"));
+    (format!("<!-- nacre bench {name}: begin -->"), format!("<!-- nacre bench {name}: end -->"))
 }
 
-/// `old` with what is between the table's markers replaced, or with both markers appended.
-pub fn replace(old: &str, report: &Report) -> Result<String, Failure> {
-    let (begin, end) = markers(&report.table);
+/// `old` with what is between the markers of the table's section replaced, or with both markers appended.
+pub fn replace(old: &str, section: Option<&str>, report: &Report) -> Result<String, Failure> {
+    let (begin, end) = markers(&report.table, section);
     let part = format!("{begin}\n{}{end}", table(report)?);
     match (old.split_once(&begin), old.split_once(&end)) {
         (None, None) => {
@@ -96,18 +98,28 @@ mod tests {
 
     #[test]
     fn prose_round_the_markers_stays() {
-        let (begin, end) = markers("mirror");
+        let (begin, end) = markers("mirror", None);
         let old = format!("# Numbers\n\nBefore.\n\n{begin}\nstale\n{end}\n\nAfter.\n");
-        let new = replace(&old, &report()).unwrap();
+        let new = replace(&old, None, &report()).unwrap();
         assert!(new.starts_with("# Numbers\n\nBefore.\n\n<!-- nacre bench mirror: begin -->\n"));
         assert!(new.ends_with("<!-- nacre bench mirror: end -->\n\nAfter.\n"));
         assert!(!new.contains("stale"));
-        assert_eq!(replace(&new, &report()).unwrap(), new);
+        assert_eq!(replace(&new, None, &report()).unwrap(), new);
+    }
+
+    #[test]
+    fn sections_of_one_table_stand_side_by_side() {
+        let all = replace(&replace("", None, &report()).unwrap(), Some("very-many"), &report()).unwrap();
+        let (begin, end) = markers("mirror", Some("very-many"));
+        assert_eq!((all.matches(&begin).count(), all.matches(&end).count()), (1, 1));
+        assert_eq!(all.matches("<!-- nacre bench mirror: begin -->").count(), 1);
+        assert_eq!(replace(&all, Some("very-many"), &report()).unwrap(), all);
+        assert_eq!(replace(&all, None, &report()).unwrap(), all);
     }
 
     #[test]
     fn cells_and_escapes() {
-        let text = replace("", &report()).unwrap();
+        let text = replace("", None, &report()).unwrap();
         assert!(text.contains("| test | direct | bindfs |\n|---|---:|---:|\n"), "{text}");
         assert!(text.contains("| stat, again | 1.00 k/s | -50 % (2.00x) |\n"), "{text}");
         assert!(text.contains("| full: over the limit | - | 4096 |\n"), "{text}");
@@ -117,8 +129,8 @@ mod tests {
 
     #[test]
     fn unpaired_markers_are_refused() {
-        let (begin, end) = markers("mirror");
-        assert!(replace(&format!("{begin}\n"), &report()).is_err());
-        assert!(replace(&format!("{end}\n{begin}\n"), &report()).is_err());
+        let (begin, end) = markers("mirror", None);
+        assert!(replace(&format!("{begin}\n"), None, &report()).is_err());
+        assert!(replace(&format!("{end}\n{begin}\n"), None, &report()).is_err());
     }
 }
