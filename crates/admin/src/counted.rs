@@ -8,6 +8,8 @@ use std::time::Instant;
 use nacre_pool::device::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::failing::Failing;
+
 /// What was counted since the import. Sums of bytes and of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
@@ -54,6 +56,7 @@ struct Counters {
 pub struct Counted {
     device: Arc<dyn Device>,
     counters: Counters,
+    failing: Arc<Failing>,
 }
 
 impl std::fmt::Debug for Counted {
@@ -73,8 +76,8 @@ fn nanoseconds(since: Instant) -> u64 {
 impl Counted {
     /// Begins to count.
     #[must_use]
-    pub fn new(device: Arc<dyn Device>) -> Self {
-        Self { device, counters: Counters::default() }
+    pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>) -> Self {
+        Self { device, counters: Counters::default(), failing }
     }
 
     /// What was counted so far.
@@ -149,11 +152,12 @@ impl Device for Counted {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let began = Instant::now();
-        let written = self.device.write_at(bytes, offset);
+        let written =
+            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, self.device.write_at(bytes, offset)));
         add(&self.counters.writes, 1);
         add(&self.counters.written_bytes, bytes.len() as u64);
         add(&self.counters.write_time, nanoseconds(began));
-        self.failing(&self.counters.write_errors, written)
+        written
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -161,7 +165,7 @@ impl Device for Counted {
         let synced = self.device.sync();
         add(&self.counters.syncs, 1);
         add(&self.counters.sync_time, nanoseconds(began));
-        self.failing(&self.counters.write_errors, synced)
+        self.failing(&self.counters.write_errors, synced).inspect_err(|error| self.failing.failed(self.device.name(), error))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {

@@ -31,11 +31,12 @@ mod tests;
 mod values;
 
 pub use destroying::{Destroyed, ToDestroy};
+pub(crate) use diff::tidy as tidy_diffs;
 pub use diff::{Difference, FileKind, How};
 pub use holds::{Hold, ToHold};
 pub use list::{From, Listed, Listing, ObjectType, Shown, Types};
 pub use making::{ToCreate, ToSnapshot};
-pub use mounting::{MountedAt, ToMount, ToUnmount, mount_all, unmount_all};
+pub use mounting::{MountedAt, ToMount, ToUnmount, leave_all, mount_all, unmount_all};
 pub use renaming::ToRename;
 pub use rolling::ToRollBack;
 pub use setting::{NewValue, ToSet};
@@ -161,13 +162,13 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
     match request {
         Request::List(listing) => list::run(pool, mounts, &listing).map(Answer::Listed),
         Request::Create(new) => making::create(pool, mounts, &new).map(Answer::Done),
-        Request::Destroy(what) => destroying::destroy(pool, mounts, &what, progress).map(Answer::Destroyed),
+        Request::Destroy(what) => destroying::destroy(pool, mounts, &what).map(Answer::Destroyed),
         Request::Set(what) => setting::set(pool, mounts, &what).map(Answer::Done),
         Request::Mounted => mounting::list(pool, mounts).map(Answer::Mounted),
         Request::Mount(what) => mounting::mount(pool, mounts, &what).map(Answer::Done),
         Request::Unmount { what, force } => mounting::unmount(pool, mounts, &what, force).map(done),
         Request::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
-        Request::RollBack(what) => rolling::roll_back(pool, mounts, &what, progress).map(done),
+        Request::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),
         Request::Promote(name) => renaming::promote(pool, mounts, &name).map(done),
         Request::Rename(what) => renaming::rename(pool, mounts, &what).map(Answer::Done),
         Request::Bookmark { of, name } => making::bookmark(pool, mounts, &of, &name).map(done),

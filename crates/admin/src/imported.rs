@@ -17,7 +17,8 @@ use nacre_pool::{PoolError, Txg};
 use parking_lot::{Mutex, RwLock};
 
 use crate::counted::Counted;
-use crate::pool::Scrub;
+use crate::failing::Failing;
+use crate::pool::{Figures, Scrub};
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
 
@@ -32,6 +33,8 @@ pub struct Opening {
     pub cache: u64,
     /// All mount points lie below it.
     pub altroot: Option<PathBuf>,
+    /// The pool's name as long as this import lasts; on its labels it keeps the one it has.
+    pub alias: Option<String>,
     /// The directory in which the pool's own file system is mounted under its name when its property does not say: `/`, or a user's home.
     pub home: PathBuf,
 }
@@ -55,6 +58,8 @@ pub struct Imported {
     pub store: Arc<Store>,
     /// The devices, in their order.
     pub devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+    /// What becomes of writes that they refuse.
+    pub failing: Arc<Failing>,
     /// What happens to it.
     pub watch: Arc<Watch>,
     /// The verification that runs, or ran.
@@ -65,6 +70,10 @@ pub struct Imported {
     pub read_only: bool,
     /// What it stands on.
     pub opening: Opening,
+    /// Its name, as long as it is imported.
+    name: String,
+    /// The figures that were told last: while writes wait, no others can be had.
+    pub(crate) last: Mutex<Option<Figures>>,
     /// The engine's threads; `None` while it does not run.
     committer: Mutex<Option<Committer>>,
 }
@@ -99,8 +108,8 @@ fn ground(store: &Arc<Store>, opening: &Opening, logged: bool) -> Ground {
     }
 }
 
-fn counted(devices: Vec<Arc<dyn Device>>) -> Vec<Arc<Counted>> {
-    devices.into_iter().map(|device| Arc::new(Counted::new(device))).collect()
+fn counted(devices: Vec<Arc<dyn Device>>, failing: &Arc<Failing>) -> Vec<Arc<Counted>> {
+    devices.into_iter().map(|device| Arc::new(Counted::new(device, Arc::clone(failing)))).collect()
 }
 
 fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
@@ -114,13 +123,15 @@ impl Imported {
     /// Those of the engine: devices that are too short, that fail.
     pub fn create(devices: Vec<Arc<dyn Device>>, name: &str, opening: Opening) -> Result<Self, Refusal> {
         let doing = || format!("cannot create '{name}'");
-        let devices = counted(devices);
-        let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now() };
+        let failing = Arc::new(Failing::default());
+        let devices = counted(devices, &failing);
+        let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now(), twice: true };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
         let pool = Pool::create(ground(&store, &opening, true), name).map_err(|error| Refusal::pool(doing(), &error))?;
-        let imported = Self::running(Arc::new(pool), store, devices, false, opening)?;
+        let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
         imported.give_to_owner(imported.pool.root()?)?;
+        Figures::of(&imported)?;
         Ok(imported)
     }
 
@@ -129,7 +140,8 @@ impl Imported {
     /// # Errors
     /// Those of the engine: devices that are missing, damaged, of a newer format.
     pub fn open(devices: Vec<Arc<dyn Device>>, access: Access, name: Option<&str>, opening: Opening) -> Result<Self, Refusal> {
-        let devices = counted(devices);
+        let failing = Arc::new(Failing::default());
+        let devices = counted(devices, &failing);
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root) = Store::open(plain(&devices), &import)?;
         let read_only = access == Access::ReadOnly;
@@ -138,13 +150,23 @@ impl Imported {
         }
         let store = Arc::new(store);
         let pool = Pool::open(ground(&store, &opening, !read_only), &durable(&root)?)?;
-        let imported = Self::running(Arc::new(pool), store, devices, read_only, opening)?;
+        let imported = Self::running(Arc::new(pool), store, (devices, failing), read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
+        if !read_only {
+            crate::fs::tidy_diffs(&imported)?;
+        }
+        Figures::of(&imported)?;
         Ok(imported)
     }
 
-    fn running(pool: Arc<Pool>, store: Arc<Store>, devices: Vec<Arc<Counted>>, read_only: bool, opening: Opening) -> Result<Self, Refusal> {
+    fn running(
+        pool: Arc<Pool>,
+        store: Arc<Store>,
+        (devices, failing): (Vec<Arc<Counted>>, Arc<Failing>),
+        read_only: bool,
+        opening: Opening,
+    ) -> Result<Self, Refusal> {
         let (watch, devices) = (Arc::new(Watch::default()), Arc::new(RwLock::new(devices)));
         let (watching, known) = (Arc::clone(&watch), Arc::clone(&devices));
         store.watch(move |damaged| {
@@ -155,11 +177,18 @@ impl Imported {
             {
                 device.found_damage();
             }
-            watching.damaged((damaged.pointer.segment, damaged.pointer.index), damaged.owner, &name, damaged.damage.as_ref());
+            let frame = (damaged.pointer.segment, damaged.pointer.index);
+            if damaged.mended {
+                watching.mended(frame, damaged.owner, &name, damaged.damage.as_ref());
+            } else {
+                watching.damaged(frame, damaged.owner, &name, damaged.damage.as_ref());
+            }
         });
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
         let (scrub, since) = (Arc::new(Scrub::default()), now());
-        Ok(Self { pool, store, devices, watch, scrub, since, read_only, opening, committer: Mutex::new(committer) })
+        let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
+        let (committer, last) = (Mutex::new(committer), Mutex::default());
+        Ok(Self { pool, store, devices, failing, watch, scrub, since, read_only, opening, name, last, committer })
     }
 
     /// What is stored of the pool's properties takes effect.
@@ -178,8 +207,10 @@ impl Imported {
 
     /// A property of the pool has this value from now on.
     pub(crate) fn apply_property(&self, name: &str, value: &str) {
-        if name == "autotrim" {
-            self.store.set_autotrim(value == "on");
+        match name {
+            "autotrim" => self.store.set_autotrim(value == "on"),
+            "failmode" => self.failing.set(value),
+            _ => {}
         }
     }
 
@@ -220,22 +251,32 @@ impl Imported {
         Ok(self.pool.sync_names()?)
     }
 
-    /// The label has the pool's name; its root dataset follows, also where an import with a new name was cut short.
+    /// The label, or this import, has the pool's name; its root dataset follows, also where an import with a new name was cut short or the last one had
+    /// a name of its own.
     fn take_name(&self) -> Result<(), Refusal> {
         let name = self.name();
         if self.pool.find(&name)?.is_some() {
             return Ok(());
         }
         if self.read_only {
-            return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
+            return Ok(self.pool.call_root(&name)?);
         }
         Ok(self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &name))?)
+    }
+
+    /// Why nothing is accepted any more, if so: a device failed, or the engine did; or what writes wait for.
+    #[must_use]
+    pub fn suspended(&self) -> Option<String> {
+        if let Some(why) = self.failing.waiting() {
+            return Some(why);
+        }
+        self.pool.suspended().map(|error| error.to_string()).or_else(|| self.store.suspended().map(ToOwned::to_owned))
     }
 
     /// The pool's name.
     #[must_use]
     pub fn name(&self) -> String {
-        self.store.identity().name
+        self.name.clone()
     }
 
     /// Keeps what is known of damage over exports, where that has changed.
@@ -269,6 +310,10 @@ impl Imported {
     /// # Errors
     /// Those of the engine; the pool is then as it was at its last commit.
     pub fn export(&self) -> Result<(), PoolError> {
+        if self.opening.alias.is_some() && !self.read_only && self.pool.suspended().is_none() {
+            // It was this import's name alone.
+            self.pool.rename_dataset(self.pool.root()?, &NewDataset::named(0, &self.store.identity().name))?;
+        }
         self.stop()?;
         if self.read_only {
             return Ok(());
@@ -290,7 +335,7 @@ impl Imported {
     /// # Errors
     /// Those of the engine: one that is too short. Those before it were added.
     pub fn add(&self, devices: Vec<Arc<dyn Device>>) -> Result<(), PoolError> {
-        for device in counted(devices) {
+        for device in counted(devices, &self.failing) {
             self.store.add_device(Arc::clone(&device) as Arc<dyn Device>, now())?;
             self.devices.write().push(device);
             self.pool.grown();

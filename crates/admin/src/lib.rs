@@ -8,7 +8,7 @@
 //!  fs         verbs on datasets:  fs::run(&Imported, &dyn Mounts, Request, &mut dyn Progress) -> Result<Answer, Refusal>
 //!  pool       verbs on the pool:  pool::run(the same)
 //!  mounts     what the verbs need of mounting
-//!  counted    devices that count; watch: events and damage
+//!  counted    devices that count; failing: what becomes of writes that they refuse; watch: events and damage
 //!  refusal    why something was not done
 //! ```
 
@@ -16,6 +16,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
 pub mod counted;
+pub mod failing;
 pub mod fs;
 pub mod host;
 pub mod imported;

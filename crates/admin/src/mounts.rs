@@ -82,8 +82,15 @@ pub trait Mounts: Send + Sync {
     /// A write that failed.
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal>;
 
-    /// The files of a dataset are others now (it was rolled back): what the kernel and the mount know of them is forgotten.
-    fn changed(&self, dataset: u64);
+    /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was open before reaches the new ones, and what the kernel and the
+    /// mount know of the old ones is forgotten.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] where others have mounted something below it, and those of `replace`: nothing has changed then.
+    fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal>;
+
+    /// Names have come to or gone from the root directory of a dataset, by a property.
+    fn root_changed(&self, dataset: u64);
 }
 
 /// No mounts at all: for pools that are imported without (`-N`), and for tests.
@@ -111,5 +118,9 @@ impl Mounts for NoMounts {
         Ok(())
     }
 
-    fn changed(&self, _: u64) {}
+    fn replace(&self, _: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
+        replace()
+    }
+
+    fn root_changed(&self, _: u64) {}
 }

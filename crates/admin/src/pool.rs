@@ -32,6 +32,9 @@ use crate::{Imported, Kind, Mounts, Progress, Refusal, fs};
 /// How long to wait before it is seen whether the caller is there still.
 const LOOK_UP: Duration = Duration::from_millis(500);
 
+/// The longest line of the history, bytes; a character is counted as four.
+const HISTORY_LINE_MOST: usize = 7000;
+
 /// What can be asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -200,7 +203,7 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     if doing == "destroy" && pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("cannot destroy '{name}': pool is read only")));
     }
-    if let Some(why) = pool.store.suspended().filter(|_| !force) {
+    if let Some(why) = pool.suspended().filter(|_| !force) {
         let refusal = Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
         return Err(refusal.next("-f lets it go as it was at its last commit"));
     }
@@ -214,8 +217,8 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     let left = if doing == "destroy" { pool.destroy() } else { pool.export() };
     match left {
         Ok(()) => Ok(()),
-        // Nothing can be saved any more than what is durable already.
-        Err(error) if force && pool.store.suspended().is_some() => {
+        // Nothing can be saved any more than what is durable already: the last root, and what the log has.
+        Err(error) if force && pool.suspended().is_some() => {
             tracing::error!(%error, "a suspended pool is let go");
             Ok(())
         }
@@ -224,9 +227,14 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
 }
 
 fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, Refusal> {
+    let figures = Figures::of(pool)?;
+    let names = names && !figures.waits;
+    if names {
+        damaged::seek(pool);
+    }
     let found = pool.watch.damage();
     let names = if names { damaged::names(pool, mounts, &found) } else { Vec::new() };
-    Ok(Status { figures: Figures::of(pool)?, scrub: pool.scrub.report(), damaged: found.count(), names })
+    Ok(Status { figures, scrub: pool.scrub.report(), damaged: found.count(), names })
 }
 
 fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<(), Refusal> {
@@ -234,10 +242,18 @@ fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Re
     if pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
     }
-    let fresh = devices::fresh(paths, size, force)?;
+    if let Some(why) = pool.suspended() {
+        return Err(Refusal::new(Kind::Io, format!("{doing}: pool I/O is currently suspended: {why}")));
+    }
+    let mut fresh = devices::fresh(paths, size, force)?;
     let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     fresh.check_size(&doing, least)?;
-    let added = pool.add(fresh.take()).map_err(|error| Refusal::pool(&doing, &error));
+    let before = pool.devices.read().len();
+    let added = pool.add(fresh.devices());
+    // One whose labels could not all be written may be named by those of others.
+    let begun = usize::from(added.as_ref().is_err_and(|error| !matches!(error, nacre_pool::PoolError::Refused(_))));
+    fresh.keep(pool.devices.read().len() - before + begun);
+    let added = added.map_err(|error| Refusal::pool(&doing, &error));
     added.inspect(|()| {
         pool.watch.note("sysevent.fs.zfs.vdev_add", paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect())
     })
@@ -273,13 +289,15 @@ pub fn remember(pool: &Imported, uid: u32, text: &str) {
     if pool.read_only || text.is_empty() {
         return;
     }
+    // A row has no room for more.
+    let fits: String = text.chars().take(HISTORY_LINE_MOST / 4).collect();
     let line = HistoryRow {
         at: i64::try_from(crate::imported::now()).unwrap_or(i64::MAX),
         txg: pool.store.durable(),
         uid,
         internal: false,
         host: pool.opening.host.1.clone(),
-        text: text.to_owned(),
+        text: fits,
     };
     if let Err(error) = pool.pool.remember(&line) {
         tracing::warn!(%error, "the history was not written");

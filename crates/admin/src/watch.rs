@@ -75,6 +75,19 @@ struct State {
     damage: Frames,
     /// What was found before the scrub that runs: it counts until the scrub has looked everywhere.
     before: Frames,
+    /// Frames without an owner that were looked for in all trees already.
+    sought: BTreeSet<(u32, u32)>,
+}
+
+impl Frames {
+    /// The owners of frames that had none have been found.
+    fn resolve(&mut self, owners: &BTreeMap<(u32, u32), Owner>) {
+        for (name, owner) in owners {
+            if self.lost.remove(name) {
+                self.owned.entry(Spot { dataset: owner.dataset, object: owner.object }).or_default().insert(*name);
+            }
+        }
+    }
 }
 
 /// Events and damage.
@@ -146,22 +159,34 @@ impl Watch {
             state.damage.add(name, owner.map(|owner| Spot { dataset: owner.dataset, object: owner.object })) && !known
         };
         if new {
-            let class = if damage.is_some() { "ereport.fs.zfs.checksum" } else { "ereport.fs.zfs.io" };
-            let mut details = vec![
-                ("vdev_path".to_owned(), device.to_owned()),
-                ("frame".to_owned(), format!("{}:{}", name.0, name.1)),
-                ("reason".to_owned(), damage.map_or_else(|| "the device cannot read it".to_owned(), ToString::to_string)),
-            ];
-            if let Some(owner) = owner {
-                details.extend([
-                    ("dataset".to_owned(), owner.dataset.to_string()),
-                    ("object".to_owned(), owner.object.to_string()),
-                    ("offset".to_owned(), owner.offset.to_string()),
-                ]);
-            }
-            self.note(class, details);
+            self.note_frame(name, owner, device, damage, false);
         }
         new
+    }
+
+    /// A frame was damaged at one of its places, and whole at the other: nothing is lost.
+    pub fn mended(&self, name: (u32, u32), owner: Option<Owner>, device: &str, damage: Option<&Damage>) {
+        self.note_frame(name, owner, device, damage, true);
+    }
+
+    fn note_frame(&self, name: (u32, u32), owner: Option<Owner>, device: &str, damage: Option<&Damage>, mended: bool) {
+        let class = if damage.is_some() { "ereport.fs.zfs.checksum" } else { "ereport.fs.zfs.io" };
+        let mut details = vec![
+            ("vdev_path".to_owned(), device.to_owned()),
+            ("frame".to_owned(), format!("{}:{}", name.0, name.1)),
+            ("reason".to_owned(), damage.map_or_else(|| "the device cannot read it".to_owned(), ToString::to_string)),
+        ];
+        if let Some(owner) = owner {
+            details.extend([
+                ("dataset".to_owned(), owner.dataset.to_string()),
+                ("object".to_owned(), owner.object.to_string()),
+                ("offset".to_owned(), owner.offset.to_string()),
+            ]);
+        }
+        if mended {
+            details.push(("repaired".to_owned(), "from the other copy".to_owned()));
+        }
+        self.note(class, details);
     }
 
     /// The damage that is known.
@@ -186,6 +211,24 @@ impl Watch {
             lost: all.lost.into_iter().collect(),
             more: all.more,
         }
+    }
+
+    /// Frames whose owner is to be looked for in all trees; each is answered once.
+    #[must_use]
+    pub fn to_seek(&self) -> BTreeSet<(u32, u32)> {
+        let mut state = self.state.lock();
+        let lost: BTreeSet<_> = state.damage.lost.union(&state.before.lost).copied().collect();
+        let new = lost.difference(&state.sought).copied().collect();
+        // What is gone from the list may come to it again, as another frame.
+        state.sought = lost;
+        new
+    }
+
+    /// What was found of them.
+    pub fn found(&self, owners: &BTreeMap<(u32, u32), Owner>) {
+        let mut state = self.state.lock();
+        state.damage.resolve(owners);
+        state.before.resolve(owners);
     }
 
     /// What is known of damage, as a text of at most so many bytes that [`Self::take_up`] reads after the next import.
@@ -278,6 +321,8 @@ mod tests {
         assert_eq!(after.damage(), watch.damage());
         after.take_up("nonsense 1 1:x:3 99999999999:1:1:1");
         assert_eq!((after.damage(), watch.kept(5)), (watch.damage(), String::new()));
+        watch.mended((1, 4), Some(owner), "disk", Some(&Damage::Checksum));
+        assert_eq!((watch.damage().count(), watch.events(2).len()), (2, 1), "nothing is lost");
         watch.begin_scrub();
         assert_eq!(watch.damage().count(), 2);
         assert!(!watch.damaged((1, 3), None, "disk", Some(&Damage::Header)));

@@ -180,8 +180,14 @@ mod tests {
     fn every_file_is_written_and_json_reads_back() {
         let directory = tempfile::tempdir().unwrap();
         let file = |name: &str| Some(directory.path().join(name));
-        let exports =
-            Exports { show: Show::Percent, json: file("r.json"), csv: file("r.csv"), html: file("r.html"), markdown: file("r.md"), section: None };
+        let exports = Exports {
+            show: Show::Percent,
+            json: file("r.json"),
+            csv: file("r.csv"),
+            html: file("r.html"),
+            markdown: file("r.md"),
+            section: None,
+        };
         exports.write(&report()).unwrap();
         let json = fs::read_to_string(directory.path().join("r.json")).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report());

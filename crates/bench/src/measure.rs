@@ -254,6 +254,8 @@ impl Run<'_> {
             root,
             own,
             bounds,
+            source: self.scratch.source().to_owned(),
+            nacre: self.plan.nacre.clone(),
             scale: &self.plan.scale,
             reads_only: target.reads_only,
             direct: target.steps.is_empty(),

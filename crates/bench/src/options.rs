@@ -174,7 +174,14 @@ pub fn exports(matches: &ArgMatches) -> Exports {
         _ => Show::Percent,
     };
     let file = |id: &str| matches.get_one::<PathBuf>(id).cloned();
-    Exports { show, json: file("json"), csv: file("csv"), html: file("html"), markdown: file("markdown"), section: matches.get_one("section").cloned() }
+    Exports {
+        show,
+        json: file("json"),
+        csv: file("csv"),
+        html: file("html"),
+        markdown: file("markdown"),
+        section: matches.get_one("section").cloned(),
+    }
 }
 
 /// The meaning of a table's arguments.

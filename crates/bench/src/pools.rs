@@ -77,6 +77,7 @@ impl Place<'_> {
             command.arg("import").args(keep_no_list).arg("-d").arg(directory).arg(name());
         } else {
             command.args(["create", "-f"]).args(keep_no_list).args(["-O", &format!("compression={}", self.pool.compression)]);
+            command.args(self.pool.also.iter().flat_map(|property| ["-O", property]));
             command.arg("-m").arg(self.point).arg(name()).arg(&self.image);
         }
         match programs::run(&mut command, &self.log) {

@@ -41,6 +41,8 @@ pub struct Pool {
     pub by: PoolOf,
     /// The property `compression`.
     pub compression: &'static str,
+    /// What else is set, as `-O` takes it.
+    pub also: &'static [&'static str],
 }
 
 /// Who serves a pool.

@@ -20,6 +20,7 @@ mod appends;
 mod big_file;
 mod bonnie;
 mod clients;
+mod copying;
 mod dd;
 mod files;
 mod fill;
@@ -127,6 +128,10 @@ pub struct Visit<'a> {
     pub own: PathBuf,
     /// What bounds it, if the target is bounded.
     pub bounds: Bounds,
+    /// Where [`prepare`] has made what visits share, beside the target.
+    pub source: PathBuf,
+    /// The program under test.
+    pub nacre: PathBuf,
     /// How much to do.
     pub scale: &'a Scale,
     /// Whether tests that change files are left out.
@@ -225,6 +230,7 @@ pub fn prepare(unit: Unit, source: &Path, scale: &Scale, buffer: &mut Buffer) ->
         Unit::Whole(Group::Listing) => listing::prepare(source, scale),
         Unit::Whole(Group::Tree) => tree::prepare(source, scale),
         Unit::Whole(Group::Clients) => clients::prepare(source, scale, buffer),
+        Unit::Whole(Group::Copying) => copying::prepare(source, scale),
         Unit::Whole(Group::LongNames) => union::prepare_long(source),
         Unit::Whole(Group::ManyNames) => union::prepare_many(source, scale),
         Unit::Whole(Group::Lookups | Group::Changes) => union::prepare_files(source, scale),
@@ -269,6 +275,7 @@ pub fn run(unit: Unit, visit: &mut Visit<'_>) -> Result<(), Failure> {
         Unit::Whole(Group::Recovery) => pool::run_recovery(visit),
         Unit::Whole(Group::ManyFiles) => many::run_files(visit),
         Unit::Whole(Group::ManyDirectories) => many::run_directories(visit),
+        Unit::Whole(Group::Copying) => copying::run(visit),
     }
 }
 

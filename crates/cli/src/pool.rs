@@ -3,6 +3,7 @@
 //!
 //! What the verbs mean is in the crate `nacre-admin`.
 
+mod carrier;
 pub mod client;
 pub mod command;
 mod dates;
@@ -11,10 +12,13 @@ mod importing;
 mod iostat;
 mod known;
 mod list;
+mod log_file;
+mod mount_point;
 mod mounts;
 pub mod order;
 mod process;
 pub mod run;
+mod snapshot_directory;
 pub mod start;
 mod status;
 mod wire;

@@ -9,6 +9,7 @@ mod mounting;
 use mounting::{as_root, finish, is_mounted, nacre, scratch, text};
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -193,7 +194,7 @@ fn mounts_follow_names_and_properties() {
 }
 
 #[test]
-fn a_file_system_goes_back_when_nobody_uses_it() {
+fn a_file_system_goes_back_while_it_is_used() {
     if !as_root() {
         return;
     }
@@ -207,21 +208,32 @@ fn a_file_system_goes_back_when_nobody_uses_it() {
     kept.write_all(b"new content").unwrap();
     fs::write(at.join("gone"), "x").unwrap();
     fs::create_dir(at.join("directory")).unwrap();
+    let (stays, goes) = (fs::File::open(&at).unwrap(), fs::File::open(at.join("directory")).unwrap());
     assert_eq!(pool.fs("diff -H %/a@1").lines().map(|line| &line[..1]).collect::<String>(), "MM++");
     pool.fs("snapshot %/a@2");
     assert!(pool.refused("rollback %/a@1").1.contains("use '-r' to force deletion"));
-    // In use: nothing changes, not even the newer snapshot.
+    // What lies below is in use: nothing changes, not even the newer snapshot.
+    let below = fs::File::create(at.join("below/file")).unwrap();
     let (code, said) = pool.refused("rollback -r %/a@1");
     assert_eq!(code, 5, "{said}");
     assert_eq!(read(at.join("kept")), "new content");
     assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n%/a@2\n");
+    drop(below);
+    mounting::eventually("nobody uses what lies below", || pool.try_fs("rollback -r %/a@1").status.success());
+    // What was open is of no use, and nothing of it reaches the file that is there now; a directory that is still there is.
+    assert!(kept.write_all(b"late").is_err());
+    assert!(kept.set_len(0).is_err() && fs::File::open(format!("/proc/self/fd/{}", kept.as_raw_fd())).is_err());
+    assert!(fs::read_dir(format!("/proc/self/fd/{}", goes.as_raw_fd())).is_err());
+    assert_eq!(read(format!("/proc/self/fd/{}/kept", stays.as_raw_fd())), "old");
     drop(kept);
-    pool.fs("rollback -r %/a@1");
     let mut names: Vec<String> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names, ["below", "kept"]);
     assert_eq!(read(at.join("kept")), "old");
-    assert!(is_mounted(&at.join("below")));
+    assert!(is_mounted(&at.join("below")) && at.join("below/file").exists());
+    pool.fs("set snapdir=visible %/a");
+    assert!(fs::read_dir(&at).unwrap().any(|entry| entry.unwrap().file_name() == ".zfs"));
+    assert!(is_mounted(&at.join("below")) && at.join("below/file").exists());
     fs::write(at.join("kept"), "older").unwrap();
     assert_eq!(read(at.join("kept")), "older");
     assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n");
@@ -304,7 +316,7 @@ fn an_ordinary_user_needs_no_root() {
         return;
     }
     let pool = Pool::of("user", &[], Some(NOBODY));
-    // fusermount3 reaches below another mount of the user only where fuse.conf says so: they stand side by side.
+    // Side by side; below one another: real_user.rs.
     let (a, b) = (pool.path("home/a"), pool.path("home/b"));
     pool.fs(&format!("create -o mountpoint={} %/a", a.display()));
     let (code, said) =
@@ -320,4 +332,38 @@ fn an_ordinary_user_needs_no_root() {
     pool.fs("rollback %/c@1");
     assert!(pool.fs("userspace -Hn -o name %/c").contains(&NOBODY.to_string()));
     pool.check();
+}
+
+#[test]
+fn a_user_does_not_choose_where_root_mounts() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("links", &[]);
+    let (home, secret) = (pool.path("home"), pool.path("secret"));
+    for directory in [&home, &secret] {
+        fs::create_dir(directory).unwrap();
+    }
+    std::os::unix::fs::chown(&home, Some(1000), Some(1000)).unwrap();
+    let at = home.join("x");
+    pool.fs(&format!("create -o mountpoint={} %/a", at.display()));
+    assert!(is_mounted(&at));
+    pool.fs("unmount %/a");
+    assert!(!at.exists());
+    std::os::unix::fs::symlink(&secret, &at).unwrap();
+    let (_, said) = pool.refused("mount %/a");
+    assert!(said.contains("a symbolic link that is not root's alone"), "{said}");
+    assert!(!is_mounted(&secret));
+    // A part of the path as well.
+    pool.fs(&format!("set mountpoint={} %/a", home.join("y/z").display()));
+    pool.fs("mount %/a");
+    pool.fs("unmount %/a");
+    fs::remove_dir(home.join("y")).unwrap();
+    std::os::unix::fs::symlink(&secret, home.join("y")).unwrap();
+    pool.refused("mount %/a");
+    assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
+    fs::remove_file(home.join("y")).unwrap();
+    pool.fs("mount %/a");
+    assert!(is_mounted(&home.join("y/z")));
+    pool.fs("set mountpoint=none %/a");
 }

@@ -211,6 +211,52 @@ fn copies_of_the_kernel_share_what_they_can() {
     assert_eq!(first.to_vec(), Pattern::new(5).bytes(0, 8));
 }
 
+/// Copies a range by copy_file_range(2), as far as the kernel does it in several calls.
+fn copy_range(from: &Path, to: &Path, (mut at, mut into): (u64, u64), mut length: usize) {
+    let source = File::open(from).unwrap();
+    let target = OpenOptions::new().write(true).create(true).truncate(false).open(to).unwrap();
+    while length > 0 {
+        let done = rustix::fs::copy_file_range(&source, Some(&mut at), &target, Some(&mut into), length).unwrap();
+        assert!(done > 0, "nothing was copied");
+        length -= done;
+    }
+}
+
+#[test]
+fn parts_of_files_are_shared_from_record_to_record() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("parts");
+    let (from, whole, part) = (pool.root().join("a"), pool.root().join("b"), pool.root().join("c"));
+    let length = 8 << 20;
+    let mut content = Pattern::new(7).bytes(0, length);
+    fs::write(&from, &content).unwrap();
+    let other = Pattern::new(8).bytes(0, length);
+    fs::write(&part, &other).unwrap();
+    let allocated = || {
+        pool.nacre(&["pool", "sync", &pool.name]);
+        pool.figure(&["pool", "list", "-Hp", "-o", "allocated", &pool.name])
+    };
+    allocated();
+    // A small change to a large record is kept beside it.
+    let small = [b'p'; 4096];
+    OpenOptions::new().write(true).open(&from).unwrap().write_all_at(&small, 1_500_000).unwrap();
+    content[1_500_000..1_504_096].copy_from_slice(&small);
+    let before = allocated();
+    copy_range(&from, &whole, (0, 0), length);
+    let copied = allocated();
+    assert!(copied.saturating_sub(before) < 1 << 20, "{} bytes for a whole file", copied.saturating_sub(before));
+    assert!(fs::read(&whole).unwrap() == content);
+    // From the middle of a record to the middle of another, a mebibyte further.
+    copy_range(&from, &part, (100 << 10, (1 << 20) + (100 << 10)), 5 << 20);
+    let grown = allocated().saturating_sub(copied);
+    assert!(grown < 1 << 20, "{grown} bytes for a part");
+    let mut expected = other;
+    expected[(1 << 20) + (100 << 10)..(6 << 20) + (100 << 10)].copy_from_slice(&content[100 << 10..(5 << 20) + (100 << 10)]);
+    assert!(fs::read(&part).unwrap() == expected);
+}
+
 #[test]
 fn what_many_have_deleted_is_free() {
     if !as_root() {

@@ -308,6 +308,91 @@ fn mounts_share_a_process() {
 }
 
 #[test]
+fn a_users_file_systems_lie_below_one_another() {
+    if !as_user("a_users_file_systems_lie_below_one_another") {
+        return;
+    }
+    let place = mounting::scratch();
+    let name = format!("nest{}", std::process::id());
+    let nacre_says = |arguments: &str| {
+        let output = run(nacre(), arguments.replace('%', &name).split(' '));
+        (output.status.success(), text(&output.stdout).replace(&name, "%") + &text(&output.stderr))
+    };
+    let ok = |arguments: &str| {
+        let (done, said) = nacre_says(arguments);
+        assert!(done, "{arguments}: {said}");
+        said
+    };
+    let at = place.path().join("at");
+    ok(&format!("pool create --size 64M -m {} % {}", at.display(), place.path().join("device").display()));
+    ok("fs create %/a");
+    ok("fs create -o quota=1M %/a/b");
+    assert_eq!(ok("fs list -Ho name,mounted"), "%\tyes\n%/a\tyes\n%/a/b\tyes\n");
+    for (path, content) in [("file", "top"), ("a/file", "middle"), ("a/b/file", "bottom")] {
+        fs::write(at.join(path), content).unwrap();
+    }
+    // Each has its own files, numbers, figures, limits and snapshots.
+    let number = |path: &str| fs::metadata(at.join(path)).map(|file| (file.dev(), file.ino())).unwrap();
+    let mut all: Vec<_> = [".", "file", "a", "a/file", "a/b", "a/b/file"].map(number).to_vec();
+    assert_eq!(number("a/.."), number("."));
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 6);
+    assert_eq!(errno(fs::rename(at.join("file"), at.join("a/other"))), 18);
+    assert_eq!(errno(fs::hard_link(at.join("a/b/file"), at.join("a/other"))), 18);
+    assert_eq!(errno(fs::rename(at.join("a"), at.join("moved"))), 16);
+    assert_eq!(errno(fs::remove_dir(at.join("a/b"))), 16);
+    assert_eq!(errno(fs::write(at.join("a/b/big"), pseudorandom(3 << 20))), 122);
+    fs::write(at.join("big"), pseudorandom(3 << 20)).unwrap();
+    let room = |path: &str| rustix::fs::statvfs(at.join(path)).unwrap().f_blocks;
+    assert!(room("a/b") < room("a"), "{} of {}", room("a/b"), room("a"));
+    ok("fs snapshot -r %@then");
+    fs::write(at.join("a/b/file"), "later").unwrap();
+    assert_eq!(fs::read(at.join("a/b/.zfs/snapshot/then/file")).unwrap(), b"bottom");
+    assert_eq!(fs::read(at.join("a/.zfs/snapshot/then/file")).unwrap(), b"middle");
+    ok("fs set readonly=on %/a/b");
+    assert_eq!(errno(fs::write(at.join("a/b/new"), "")), 30);
+    fs::write(at.join("a/new"), "").unwrap();
+    ok("fs set readonly=off %/a/b");
+    // They come and go while others stay; who uses one keeps it.
+    assert!(!nacre_says("fs unmount %/a").0, "another lies in it");
+    let open = fs::File::open(at.join("a/b/file")).unwrap();
+    let (done, said) = nacre_says("fs unmount %/a/b");
+    assert!(!done && said.contains("busy"), "{said}");
+    assert_eq!(fs::read(at.join("a/b/file")).unwrap(), b"later");
+    ok("fs unmount -f %/a/b");
+    assert!(fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open))).is_err());
+    drop(open);
+    assert!(!at.join("a/b").exists());
+    assert_eq!(ok("fs get -Ho value mounted %/a/b"), "no\n");
+    ok("fs mount %/a/b");
+    assert_eq!(fs::read(at.join("a/b/file")).unwrap(), b"later");
+    let open = fs::File::open(at.join("a/b/file")).unwrap();
+    ok("fs rollback %/a/b@then");
+    drop(open);
+    assert_eq!(fs::read(at.join("a/b/file")).unwrap(), b"bottom");
+    eventually("nobody uses it", || nacre_says("fs rename %/a/b %/c").0);
+    assert_eq!(fs::read(at.join("c/file")).unwrap(), b"bottom");
+    eventually("nobody uses it", || nacre_says("fs destroy -r %/c").0);
+    assert!(!at.join("c").exists());
+    eventually("nobody uses it", || nacre_says("pool export %").0);
+    assert!(!is_mounted(&at) && !at.join("a").exists());
+    ok("pool import %");
+    assert_eq!(fs::read(at.join("a/file")).unwrap(), b"middle");
+    ok("pool destroy -f %");
+}
+
+/// Bytes that no compression makes fewer.
+fn pseudorandom(length: usize) -> Vec<u8> {
+    let mut state = 7_u32;
+    let next = |()| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_n((), length).map(next).collect()
+}
+
+#[test]
 fn a_user_owns_a_pool() {
     if !as_user("a_user_owns_a_pool") {
         return;
@@ -322,7 +407,7 @@ fn a_user_owns_a_pool() {
     let (device, at, second) = (place.path().join("device"), place.path().join("at"), place.path().join("second"));
     let (device, shown) = (device.to_str().unwrap(), at.to_str().unwrap());
     pool(&["pool", "create", "--size", "64M", "-m", shown, &name, device]);
-    // Not within the other: fusermount3 is root's, and is kept out of it.
+    // Not within the other.
     pool(&["fs", "create", "-o", &format!("mountpoint={}", second.display()), &format!("{name}/below")]);
     fs::write(at.join("file"), "mine").unwrap();
     fs::write(second.join("file"), "mine as well").unwrap();

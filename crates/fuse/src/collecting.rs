@@ -13,6 +13,7 @@
 //! before it recalls; so each file is either found by the recall or opened without collecting. No lock is held while the layer or the
 //! kernel is called.
 
+mod beat;
 pub(crate) mod bound;
 pub(crate) mod caller;
 pub(crate) mod habit;
@@ -25,14 +26,14 @@ use crate::{
     own_mount,
 };
 use fusewire::Notifier;
-use nacre_vfs::{Coherence, Collector, Layer, Opened, Result};
+use nacre_vfs::{Caller, Coherence, Collector, Layer, Opened, Result};
 use parking_lot::{Mutex, RwLock};
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -58,6 +59,10 @@ pub(crate) struct Collecting {
     /// Where the kernel can be notified; none before the session runs.
     notifier: RwLock<Option<Notifier>>,
     device: AtomicU64,
+    /// How often the files were replaced by others.
+    generation: AtomicU32,
+    /// What the kernel is to hold back at most, bytes.
+    wanted: AtomicU64,
     /// By node id.
     files: Mutex<HashMap<u64, Files>>,
     count: AtomicUsize,
@@ -66,6 +71,8 @@ pub(crate) struct Collecting {
     pub errands: Arc<Errands>,
     /// The one of them that drops pages.
     pub dropper: Dropper,
+    /// The one that has everything passed on now and then.
+    pub beat: beat::Beat,
     settling: Mutex<()>,
     announced: AtomicU64,
     refused: AtomicU64,
@@ -92,11 +99,14 @@ impl Collecting {
             lets_in: AtomicBool::new(false),
             notifier: RwLock::new(None),
             device: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
+            wanted: AtomicU64::new(bound::WANTED),
             files: Mutex::default(),
             count: AtomicUsize::new(0),
             bound: bound::Cached::default(),
             errands: Arc::default(),
             dropper: Dropper::default(),
+            beat: beat::Beat::default(),
             settling: Mutex::new(()),
             announced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -111,8 +121,21 @@ impl Collecting {
             let door: Arc<dyn Collector> = Arc::clone(self) as Arc<dyn Collector>;
             if layer.collect(&door) { Ok(()) } else { Err("the layers do not ask for it".to_owned()) }
         });
+        if decision.is_ok() && self.is_patient() {
+            self.hold_more(layer);
+        }
         // Decided once.
         let _ = self.decided.set(decision);
+    }
+
+    /// A layer that takes whatever arrives has more held back, in proportion to its room.
+    fn hold_more(&self, layer: &dyn Layer) {
+        let Ok(figures) = layer.root().and_then(|root| layer.statfs(&Caller::ROOT, &root.node)) else { return };
+        let wanted = bound::wanted(figures.available.saturating_mul(u64::from(figures.fragment)));
+        self.wanted.store(wanted, Ordering::Release);
+        if let Err(why) = bound::limit(self.device(), wanted) {
+            tracing::debug!(why, "no more is held back");
+        }
     }
 
     fn possible(&self, place: &Path, options: &FuseOptions, layer: &dyn Layer) -> std::result::Result<(), String> {
@@ -132,7 +155,7 @@ impl Collecting {
         }
         let device = own_mount::device(place).map_err(|error| format!("the mount cannot be asked for its device: {error}"))?;
         self.device.store(device, Ordering::Release);
-        bound::limit(device)
+        bound::limit(device, bound::WANTED)
     }
 
     /// The kernel does not offer it after all.
@@ -150,7 +173,7 @@ impl Collecting {
             // Mounted once more, for the other transport: the limits are to be set again.
             Ok(device) => {
                 self.device.store(device, Ordering::Release);
-                if let Err(why) = bound::limit(device) {
+                if let Err(why) = bound::limit(device, self.wanted.load(Ordering::Acquire)) {
                     tracing::warn!(why, "writes are not collected");
                     return;
                 }
@@ -169,6 +192,11 @@ impl Collecting {
         let all = std::mem::take(&mut *self.files.lock());
         self.count.store(0, Ordering::Release);
         drop(all);
+    }
+
+    /// The files are others from now on; none of those before is open any more.
+    pub fn replaced(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether the kernel keeps sizes and times of regular files itself: writes are collected.

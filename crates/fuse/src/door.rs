@@ -190,7 +190,9 @@ impl Door {
         if let Some(known) = registered.known {
             self.layer.adopt(&known, &entry.node);
         }
-        wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(registered.nodeid, &entry.node, &entry.attr))
+        let mut out = wire::entry(registered.nodeid, &entry.attr, names, self.attr_time(registered.nodeid, &entry.node, &entry.attr));
+        out.generation = self.generation(&entry.attr);
+        out
     }
 
     /// The same for an answer that the kernel takes for true whatever else it was told meanwhile.
@@ -221,6 +223,12 @@ impl Door {
         let releases = matches!(request.op, Op::Release { .. } | Op::Releasedir { .. } | Op::Destroy);
         if header.pid != 0 && self.shadow.is_shadow(header.pid) {
             return self.shadow_request(request, reply);
+        }
+        if let Op::Lookup { name } = request.op
+            && header.pid != 0
+            && self.collecting.errands.role(header.pid) == Some(Role::Replaced)
+        {
+            return self.lookup_replaced(header, name, reply);
         }
         if header.pid != 0 && self.collecting.on() {
             match self.collecting.errands.role(header.pid) {

@@ -34,6 +34,8 @@ pub(crate) enum Role {
     Times,
     /// It opens files and has them passed on: OPEN and FSYNC are answered.
     PassOn,
+    /// It looks up files that have been replaced: it is told of those in their place.
+    Replaced,
 }
 
 /// The threads that are at it, by their ids.
@@ -93,13 +95,15 @@ pub(crate) struct Place {
     pub mountpoint: PathBuf,
     /// The device number, so that nothing else is taken for it.
     pub device: u64,
+    /// The generation of regular files' numbers.
+    pub generation: u32,
 }
 
 /// Has the kernel pass on what it holds of a file, by fsync(2) if `locking` (which waits for a write(2) that is under way), else without the
 /// inode's lock.
 pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
     let root = own_mount::root(&place.mountpoint, place.device)?;
-    let opened = own_mount::by_handle(&root, nodeid, OFlags::RDONLY);
+    let opened = own_mount::by_handle(&root, (nodeid, place.generation), OFlags::RDONLY);
     let passed =
         opened.and_then(
             |file| {
@@ -159,7 +163,7 @@ impl Dropper {
 
 fn drop_pages(place: &Place, nodeid: u64) -> Result<(), SysErrno> {
     let root = own_mount::root(&place.mountpoint, place.device)?;
-    let file = own_mount::by_handle(&root, nodeid, OFlags::RDONLY)?;
+    let file = own_mount::by_handle(&root, (nodeid, place.generation), OFlags::RDONLY)?;
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
 }
 
@@ -215,7 +219,7 @@ impl Setter {
 
 fn set(setting: &Setting) -> Result<(), SysErrno> {
     let root = own_mount::root(&setting.place.mountpoint, setting.place.device)?;
-    let file = own_mount::by_handle(&root, setting.nodeid, OFlags::PATH)?;
+    let file = own_mount::by_handle(&root, (setting.nodeid, setting.place.generation), OFlags::PATH)?;
     drop(root);
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;

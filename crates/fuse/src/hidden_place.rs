@@ -30,12 +30,16 @@ pub(crate) struct HiddenPlace {
 }
 
 impl HiddenPlace {
-    /// Makes one, and clears away what others may have left behind.
+    /// Makes one for a mount point, whose path may be known to have no links in it, and clears away what others may have left behind.
     ///
     /// # Errors
     /// ENOENT, EACCES where the mount point cannot be found; as `mkdir(2)` says.
-    pub fn new(mountpoint: &Path) -> io::Result<HiddenPlace> {
-        let resolved = std::fs::canonicalize(mountpoint).map_err(|error| about(mountpoint, "cannot use mountpoint", &error))?;
+    pub fn new(mountpoint: &Path, without_links: bool) -> io::Result<HiddenPlace> {
+        let resolved = if without_links {
+            mountpoint.to_owned()
+        } else {
+            std::fs::canonicalize(mountpoint).map_err(|error| about(mountpoint, "cannot use mountpoint", &error))?
+        };
         static COUNT: AtomicU32 = AtomicU32::new(0);
         clear_left_behind(Path::new(HIDDEN_IN));
         let name = format!("{HIDDEN_NAME}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

@@ -310,6 +310,14 @@ impl Inodes {
         self.locate(nodeid, |slot| f(&mut Record { slot }))
     }
 
+    /// The same where the record says more than that the file exists: nothing is made for a file that nobody has open.
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+        match &self.numbers {
+            Some(numbers) => numbers.with_any(nodeid, f),
+            None => self.with(nodeid, f),
+        }
+    }
+
     /// The node id of a file, where the kernel knows it.
     pub fn find(&self, id: &FileId) -> Option<u64> {
         if let Some(numbers) = &self.numbers {
@@ -326,6 +334,21 @@ impl Inodes {
     /// The same, of a file that the kernel is known to know.
     pub fn find_held(&self, id: &FileId) -> Option<u64> {
         self.numbers.as_ref().map_or_else(|| self.find(id), |numbers| numbers.find_held(id))
+    }
+
+    /// Whether the kernel knows a file with a number from `from` to `to`; of layers whose files are found by their numbers.
+    pub fn knows_any(&self, from: u64, to: u64) -> bool {
+        self.numbers.as_ref().is_some_and(|numbers| numbers.knows_any(from, to))
+    }
+
+    /// The inode number behind a node id, of layers whose files are found by their numbers; 0 of others.
+    pub fn number(&self, nodeid: u64) -> u64 {
+        self.numbers.as_ref().map_or(0, |numbers| numbers.inner(nodeid))
+    }
+
+    /// The node id of an inode number, of such layers.
+    pub fn nodeid(&self, number: u64) -> Option<u64> {
+        self.numbers.as_ref().map(|numbers| numbers.outer(number))
     }
 
     /// Whether files are found by their numbers: nodes need not be told of new names.

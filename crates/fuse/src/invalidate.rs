@@ -257,8 +257,14 @@ fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, sh
 }
 
 fn everything(control: &impl CacheControl, shared: &Shared) {
-    control.release_all_kept();
     control.all_entries();
+    all_inodes(control, shared);
+}
+
+/// The second time names need nothing: one that was looked up before the first time is stale from the start. And what has been mounted on a directory since
+/// would go with its name.
+fn all_inodes(control: &impl CacheControl, shared: &Shared) {
+    control.release_all_kept();
     shared.inodes.for_each(|nodeid| control.inode(nodeid, true));
 }
 
@@ -284,7 +290,7 @@ fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, contro
     }
     while repeats.front().is_some_and(|repeat| repeat.due.is_some_and(|due| due <= now)) {
         match repeats.pop_front() {
-            Some(repeat) if repeat.everything => everything(control, shared),
+            Some(repeat) if repeat.everything => all_inodes(control, shared),
             Some(repeat) => deliver_files(&repeat.files, control, shared),
             None => return,
         }

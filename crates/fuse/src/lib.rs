@@ -29,6 +29,7 @@ mod ops;
 mod options;
 mod own_mount;
 mod passthrough;
+mod replacing;
 mod resync;
 mod running;
 mod shadow;

@@ -17,13 +17,14 @@ use crate::{
 };
 use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
 use nacre_sys::mounts::MountAttributes;
-use nacre_vfs::{Errno, Invalidation, Layer};
+use nacre_vfs::{Errno, FileId, Invalidation, Layer};
 use rustix::{
     mount::MountFlags,
     process::{Resource, getrlimit},
 };
 use std::{
     fmt, io,
+    os::fd::AsRawFd,
     path::Path,
     sync::{
         Arc,
@@ -94,8 +95,8 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
-        let hidden = if is_shown_late(&door.options) || root_goes_uncached(&door) {
-            Some(HiddenPlace::new(&door.options.mountpoint).map_err(MountError::Mount)?)
+        let hidden = if door.options.without_links || is_shown_late(&door.options) || root_goes_uncached(&door) {
+            Some(HiddenPlace::new(&door.options.mountpoint, door.options.without_links).map_err(MountError::Mount)?)
         } else {
             None
         };
@@ -129,11 +130,13 @@ impl Mount {
         if mount.door.collecting.on() {
             let setter = mount.door.resync.setter.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
             let dropper = mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
+            let beat = mount.door.collecting.start_beat().map_err(MountError::Thread)?;
             let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
             mount.thread("nacre-resync", move || {
                 resync::run(&jobs, &door);
                 drop(setter.join());
                 drop(dropper.join());
+                drop(beat.join());
             })?;
         }
         if mount.door.options.notify_watchers {
@@ -169,6 +172,11 @@ impl Mount {
     /// Makes the kernel ask for everything again: after a change of rules, or where something changed unnoticed.
     pub fn invalidate_everything(&self) {
         self.door.change(Invalidation::Everything);
+    }
+
+    /// A name in a directory appeared, vanished, or means another file: the kernel asks for it, and for the directory's listing, anew.
+    pub fn forget_name(&self, directory: FileId, name: &[u8]) {
+        self.door.change(Invalidation::Entry { parent: directory, name: name.into() });
     }
 
     /// Waits until the kernel has been told of every change that the layer or [`Mount::invalidate_everything`] told of before: from then on nobody is
@@ -221,13 +229,30 @@ impl Mount {
     pub fn remount(&self, flags: MountFlags) -> io::Result<()> {
         // What is seen at the place must be this mount.
         let device = self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))?;
-        drop(own_mount::root(&self.door.options.mountpoint, device).map_err(io::Error::from)?);
-        Ok(rustix::mount::mount_remount(&*self.door.options.mountpoint, flags, c"")?)
+        let root = own_mount::root(&self.door.options.mountpoint, device).map_err(io::Error::from)?;
+        // And stays it, whatever becomes of the path.
+        Ok(rustix::mount::mount_remount(format!("/proc/self/fd/{}", root.as_raw_fd()), flags, c"")?)
     }
 
     /// Cuts it off even while it is in use: callers that wait get an error.
     pub fn abort(&self) {
         self.session.abort();
+    }
+
+    /// For what is done to it elsewhere in this crate.
+    pub(crate) fn door(&self) -> &Arc<Door> {
+        &self.door
+    }
+
+    /// The device number of the file system, as stat(2) shows it; `None` where it could not be asked for.
+    pub fn device_number(&self) -> Option<u64> {
+        self.device
+    }
+
+    /// Whether the kernel knows a file with an inode number from `from` to `to`, of a layer whose files are found by their numbers. What it does not use it
+    /// forgets soon after it was told to forget the name.
+    pub fn knows_any(&self, from: u64, to: u64) -> bool {
+        self.door.inodes.knows_any(from, to)
     }
 
     fn device(&self) -> io::Result<u64> {
@@ -261,6 +286,7 @@ impl Drop for Mount {
         self.door.shadow.close();
         self.door.resync.close();
         self.door.collecting.dropper.close();
+        self.door.collecting.beat.close();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the mount had panicked");

@@ -113,6 +113,18 @@ impl Numbers {
         self.layer.getattr(&Caller::ROOT, &node, None).is_ok_and(|attr| attr.kind == Kind::Directory)
     }
 
+    /// Looks at or changes a record where there is one: most files have none, and looking them up costs more than the look.
+    pub fn with_any<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
+        let number = self.inner(nodeid);
+        let mut records = self.shard(number).lock();
+        let answer = f(&mut Record::of(records.get_mut(&number)?));
+        let idle = self.settle(number, &mut records);
+        drop(records);
+        // A node goes outside of the lock.
+        drop(idle);
+        Some(answer)
+    }
+
     /// Looks at or changes a record; made where there is none.
     pub fn with<T>(&self, nodeid: u64, f: impl FnOnce(&mut Record<'_>) -> T) -> Option<T> {
         let number = self.inner(nodeid);
@@ -178,10 +190,15 @@ impl Numbers {
         if number == self.root.ino {
             return None;
         }
-        self.known.remove(number);
         let left = {
             let mut records = self.shard(number).lock();
-            if records.get(&number).is_some_and(Slot::is_closed) { records.remove(&number) } else { None }
+            if records.get(&number).is_none_or(Slot::is_closed) {
+                self.known.remove(number);
+                records.remove(&number)
+            } else {
+                // Another one with its number is open: the kernel has forgotten the one that was replaced.
+                None
+            }
         };
         if let Some(numbered) = self.layer.numbered() {
             numbered.forgotten(number);
@@ -196,6 +213,11 @@ impl Numbers {
             let numbers: Vec<u64> = shard.lock().iter().flat_map(|(at, chunk)| chunk.numbers(*at)).collect();
             numbers.into_iter().filter(|number| *number != self.root.ino).for_each(|number| f(self.outer(number)));
         }
+    }
+
+    /// Whether the kernel knows a file with a number from `from` to `to`.
+    pub fn knows_any(&self, from: u64, to: u64) -> bool {
+        self.known.any(from, to)
     }
 
     /// The mount is gone.
@@ -256,6 +278,24 @@ impl Set {
         self.shard(at).lock().get(&at).and_then(|chunk| chunk.words.get(word)).is_some_and(|word| word & bit != 0)
     }
 
+    /// Whether there is one from `from` to `to`.
+    fn any(&self, from: u64, to: u64) -> bool {
+        let within = Set::place(from).0..=Set::place(to).0;
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| {
+                let shard = shard.lock();
+                let chunks = shard.iter().filter(|(at, _)| within.contains(at));
+                chunks
+                    .flat_map(|(at, chunk)| chunk.numbers(*at))
+                    .filter(|number| (from..=to).contains(number))
+                    .take(1)
+                    .collect::<Vec<u64>>()
+            })
+            .next()
+            .is_some()
+    }
+
     fn insert(&self, number: u64) {
         let (at, word, bit) = Set::place(number);
         let mut shard = self.shard(at).lock();
@@ -297,6 +337,16 @@ mod tests {
         }
         assert_eq!(set.count.load(Ordering::Relaxed), numbers.len());
         assert!(numbers.iter().all(|number| set.has(*number)) && !set.has(8));
+        for (from, to, any) in [
+            (0, 0, true),
+            (1, 6, false),
+            (1, 7, true),
+            (70_000, 5 << 40, true),
+            (70_000, (5 << 40) - 1, false),
+            (5 << 40 | 100, u64::MAX, false),
+        ] {
+            assert_eq!(set.any(from, to), any, "{from}..={to}");
+        }
         let mut seen: Vec<u64> = set
             .shards
             .iter()

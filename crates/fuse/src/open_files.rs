@@ -145,6 +145,17 @@ impl OpenFiles {
         Some(removed)
     }
 
+    /// Takes out all handles of these inodes.
+    pub fn take(&self, of: impl Fn(u64) -> bool) -> Vec<(u64, Arc<OpenHandle>)> {
+        let mut found = Vec::new();
+        for number in 0..SHARDS {
+            let shard = self.shard(number);
+            let open = shard.slots.iter().enumerate().filter_map(|(place, (reuse, slot))| Some((place, *reuse, slot.as_ref()?.nodeid)));
+            found.extend(open.filter(|(.., nodeid)| of(*nodeid)).map(|(place, reuse, _)| encode(number, place as u32, reuse)));
+        }
+        found.into_iter().filter_map(|fh| Some((fh, self.remove(fh)?))).collect()
+    }
+
     /// Closes everything: the mount is gone.
     pub fn clear(&self) {
         for number in 0..SHARDS {

@@ -53,6 +53,9 @@ pub enum AclChoice {
 pub struct FuseOptions {
     /// Where.
     pub mountpoint: PathBuf,
+    /// No part of `mountpoint` is a symbolic link: where one has come into it since it was found, nothing is mounted. For root, on paths where
+    /// others can put links.
+    pub without_links: bool,
     /// Shown as the device in the table of mounts.
     pub fsname: String,
     /// Shown after `fuse.` as the type.
@@ -121,6 +124,7 @@ impl FuseOptions {
     pub fn new(mountpoint: impl Into<PathBuf>) -> FuseOptions {
         FuseOptions {
             mountpoint: mountpoint.into(),
+            without_links: false,
             fsname: "nacre".to_owned(),
             subtype: "nacre".to_owned(),
             read_only: false,

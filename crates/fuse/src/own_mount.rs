@@ -38,10 +38,10 @@ pub(crate) fn root(mountpoint: &Path, expected: u64) -> Result<OwnedFd, SysErrno
     Ok(root)
 }
 
-/// A descriptor for an inode that the kernel has in memory; ESTALE where it has not.
-pub(crate) fn by_handle(root: &OwnedFd, nodeid: u64, flags: OFlags) -> Result<OwnedFd, SysErrno> {
+/// A descriptor for an inode that the kernel has in memory, by its node id and generation; ESTALE where it has not.
+pub(crate) fn by_handle(root: &OwnedFd, (nodeid, generation): (u64, u32), flags: OFlags) -> Result<OwnedFd, SysErrno> {
     let mut bytes = [0_u8; 12];
-    let words = [(nodeid >> 32) as u32, nodeid as u32, 0];
+    let words = [(nodeid >> 32) as u32, nodeid as u32, generation];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
         to.copy_from_slice(&word.to_ne_bytes());
     }

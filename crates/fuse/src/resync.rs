@@ -209,7 +209,7 @@ impl Door {
 
     /// The state of an inode that is written to directly.
     pub(crate) fn write_times(&self, nodeid: u64) -> Option<Arc<Times>> {
-        self.inodes.with(nodeid, |record| record.open_state_if_any().and_then(|state| state.times.clone())).flatten()
+        self.inodes.with_any(nodeid, |record| record.open_state_if_any().and_then(|state| state.times.clone())).flatten()
     }
 
     /// Gives the state back where nothing is written to the file any more and the kernel knows its time.

@@ -290,5 +290,5 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
 /// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not, and then nobody watches it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
     let root = own_mount::root(&door.options.mountpoint, device)?;
-    own_mount::by_handle(&root, nodeid, OFlags::PATH)
+    own_mount::by_handle(&root, (nodeid, 0), OFlags::PATH)
 }

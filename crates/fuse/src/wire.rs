@@ -43,7 +43,7 @@ pub(crate) fn attr(attr: &Attr) -> abi::Attr {
 pub(crate) fn entry(nodeid: u64, found: &Attr, names: Duration, attributes: Duration) -> abi::EntryOut {
     abi::EntryOut {
         nodeid,
-        // Node ids are never reused within a mount.
+        // Node ids are never reused within a mount; where files are replaced by others with their numbers, the door says so.
         generation: 0,
         entry_valid: names.as_secs(),
         attr_valid: attributes.as_secs(),

@@ -188,6 +188,12 @@ impl Directory<'_, '_> {
         self.reply.len + (head + name_len).next_multiple_of(8) <= self.limit
     }
 
+    /// About how many entries with names of 24 bytes would still fit.
+    pub fn room(&self, plus: bool) -> usize {
+        let head = if plus { size_of::<EntryOut>() } else { 0 } + size_of::<Dirent>();
+        self.limit.saturating_sub(self.reply.len) / (head + 24)
+    }
+
     /// Bytes used so far; 0 means that nothing was added (the end of the directory, for the kernel).
     pub fn used(&self) -> usize {
         self.reply.len

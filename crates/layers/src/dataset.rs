@@ -12,7 +12,7 @@ mod file;
 mod gathering;
 mod numbers;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod translate;
 mod volume;
 mod xattrs;
@@ -34,10 +34,14 @@ use nacre_vfs::{
 use numbers::Numbers;
 use std::{
     fmt,
-    sync::{Arc, mpsc::Sender},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::Sender,
+    },
 };
 use translate::{attr, change_of, errno, kind_of, type_of};
-use volume::{Place, Placed, Volume};
+use volume::{Head, Listed, Place, Placed, Volume};
 
 /// A file with its attributes.
 type Found = (Arc<Inode>, Row);
@@ -45,11 +49,15 @@ type Found = (Arc<Inode>, Row);
 /// One file system of a pool.
 pub struct Dataset {
     pool: Arc<Pool>,
-    head: Arc<Volume>,
+    head: Arc<Head>,
     /// `.zfs`; none for a snapshot that is mounted by itself.
     control: Option<Arc<Control>>,
     numbers: Numbers,
     member: Arc<Member>,
+    /// Reading changes no access times.
+    quiet: AtomicBool,
+    /// There are ACLs. As the property was when the file system was opened: the kernel cannot be told of another value.
+    acls: bool,
 }
 
 impl fmt::Debug for Dataset {
@@ -90,10 +98,11 @@ impl Dataset {
     }
 
     fn over(pool: &Arc<Pool>, head: Volume, control: Option<Arc<Control>>) -> Dataset {
-        let head = Arc::new(head);
+        let head = Arc::new(Head::new(head));
         let numbers = Numbers::new(&head, control.as_ref());
         let member = Arc::new(Gathering::default()).join(&head.files);
-        Dataset { pool: Arc::clone(pool), head, control, numbers, member }
+        let acls = head.files.behaviour().acl;
+        Dataset { pool: Arc::clone(pool), head, control, numbers, member, quiet: AtomicBool::new(false), acls }
     }
 
     /// Makes, destroys and renames snapshots for those who do it in `.zfs/snapshot`. Without it, that directory is read-only.
@@ -110,8 +119,58 @@ impl Dataset {
         self.control.as_ref().is_none_or(|control| control.forget(nacre_pool::Txg(txg), force))
     }
 
+    /// The number of the dataset.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.head.files.id()
+    }
+
+    /// From which inode number on and up to which the files of the head have theirs.
+    #[must_use]
+    pub fn numbers_of_head(&self) -> (u64, u64) {
+        (0, (1 << volume::SHIFT) - 1)
+    }
+
+    /// Whether files of it, or of its snapshots, are open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.head.now().is_open() || self.control.as_ref().is_some_and(|control| control.is_open())
+    }
+
+    /// Whether reading changes no access times, whatever the file system's properties say.
+    pub fn set_quiet(&self, quiet: bool) {
+        self.quiet.store(quiet, Ordering::Relaxed);
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Relaxed)
+    }
+
+    /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or [`Dataset::stays`].
+    pub fn hold(&self) {
+        self.head.now().pause();
+    }
+
+    /// They are others: files that are open answer ESTALE, directories are those that have their numbers now.
+    pub fn replaced(&self) {
+        self.head.replace();
+    }
+
+    /// They are the same after all.
+    pub fn stays(&self) {
+        self.head.now().resume();
+    }
+
+    /// Nobody is to use it any more: files that are still open answer ESTALE.
+    pub fn end(&self) {
+        self.head.now().end();
+        if let Some(control) = &self.control {
+            control.end();
+        }
+    }
+
     fn place<'a>(&self, node: &'a Node) -> Result<&'a Place> {
-        node.get::<Place>().ok_or(Errno::EIO)
+        volume::place(node).ok_or(Errno::EIO)
     }
 
     /// The file that a node is; EPERM for the directories above snapshots.
@@ -154,7 +213,7 @@ impl Dataset {
     fn make(&self, caller: &Caller, parent: &Node, name: Name<'_>, new: &New<'_>) -> Result<(Arc<Volume>, Found)> {
         let parent = self.placed(parent)?;
         self.not_control(parent, name, Errno::EEXIST)?;
-        let made = parent.changeable()?.make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view));
+        let made = parent.changeable()?.make(&parent.inode, name.bytes(), acl::DEFAULT, &|view| new.born(caller, view, self.acls));
         let made = made.map_err(errno)?;
         self.done()?;
         Ok((Arc::clone(&parent.volume), made))
@@ -178,7 +237,12 @@ impl Dataset {
             let change = nacre_pool::files::AttributeChange { size: Some(0), ..Default::default() };
             placed.changeable()?.set_attributes(&placed.inode, &change).map_err(errno)?;
         }
-        Ok(Arc::new(DatasetFile::new(&self.pool, placed, flags, &self.member)))
+        Ok(Arc::new(DatasetFile::new(&self.pool, placed, (flags, self.is_quiet()), &self.member)))
+    }
+
+    /// Whether this is the name of an ACL, and there are none.
+    fn is_off(&self, name: &[u8]) -> bool {
+        !self.acls && acl::is_acl(name)
     }
 
     /// Names or attributes have changed: with `sync=always` that is durable before it is answered.
@@ -208,7 +272,7 @@ impl<'a> New<'a> {
     }
 
     /// The file as its directory lets it be: group and set-group-id of the directory, umask or default ACL (acl(5), "OBJECT CREATION AND DEFAULT ACLs").
-    fn born(&self, caller: &Caller, parent: &ParentView) -> nacre_pool::files::Result<NewInode> {
+    fn born(&self, caller: &Caller, parent: &ParentView, acls: bool) -> nacre_pool::files::Result<NewInode> {
         const SET_GID: u32 = 0o2000;
         let mut mode = self.mode;
         let mut gid = caller.gid;
@@ -218,7 +282,7 @@ impl<'a> New<'a> {
                 mode |= SET_GID;
             }
         }
-        let default = parent.attribute.as_deref().filter(|_| self.kind != Kind::Symlink);
+        let default = parent.attribute.as_deref().filter(|_| acls && self.kind != Kind::Symlink);
         let mut attributes = Vec::new();
         match default {
             None if self.kind != Kind::Symlink => mode &= !caller.umask,
@@ -246,17 +310,17 @@ impl<'a> New<'a> {
 
 impl Layer for Dataset {
     fn root(&self) -> Result<Entry> {
-        self.root_of(&self.head)
+        self.root_of(&self.head.now())
     }
 
     fn lookup(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
         match (self.place(parent)?, &self.control) {
-            (Place::File(parent), Some(control)) if self.is_control(parent, name) => control.entry(&self.head, &Place::Control),
+            (Place::File(parent), Some(control)) if self.is_control(parent, name) => control.entry(&self.head.now(), &Place::Control),
             (Place::File(parent), _) => {
                 let found = parent.files()?.look_up(&parent.inode, name.bytes()).map_err(errno)?;
                 Ok(self.entry(&parent.volume, found))
             }
-            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => control.entry(&self.head, &Place::Snapshots),
+            (Place::Control, Some(control)) if name.bytes() == control::SNAPSHOT => control.entry(&self.head.now(), &Place::Snapshots),
             (Place::Snapshots, Some(control)) => self.root_of(&control.volume(name)?),
             _ => Err(Errno::ENOENT),
         }
@@ -298,7 +362,7 @@ impl Layer for Dataset {
                 let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
                 Ok(self.attr_of(placed, &row))
             }
-            (place, Some(control)) => control.entry(&self.head, place).map(|entry| entry.attr),
+            (place, Some(control)) => control.entry(&self.head.now(), place).map(|entry| entry.attr),
             (_, None) => Err(Errno::EIO),
         }
     }
@@ -356,7 +420,7 @@ impl Layer for Dataset {
         // O_TMPFILE|O_EXCL can never get a name (open(2)).
         let linkable = !flags.exclusive();
         let files = parent.changeable()?;
-        let made = files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view));
+        let made = files.make_nameless(&parent.inode, acl::DEFAULT, linkable, &|view| new.born(caller, view, self.acls));
         let (inode, row) = made.map_err(errno)?;
         let file = self.open_file(&Placed { volume: Arc::clone(&parent.volume), inode: Arc::clone(&inode) }, &row, flags)?;
         Ok((self.entry(&parent.volume, (inode, row)), file))
@@ -456,11 +520,11 @@ impl Layer for Dataset {
             (Place::File(placed), Some(control)) if from == 0 && placed.inode.number() == self.head.files.files().root().number() => {
                 // Positions of names begin above this one.
                 let visible = !placed.volume.is_past() && self.head.files.behaviour().snapdir == Shown::Visible;
-                let told = !visible || control.list_itself(&self.head, attributes, sink)?;
+                let told = !visible || control.list_itself(&self.head.now(), attributes, sink)?;
                 if told { self.list(placed, from, attributes, sink) } else { Ok(()) }
             }
             (Place::File(placed), _) => self.list(placed, from, attributes, sink),
-            (Place::Control, Some(control)) => control.list(&self.head, from, attributes, sink),
+            (Place::Control, Some(control)) => control.list(&self.head.now(), from, attributes, sink),
             (Place::Snapshots, Some(control)) => control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink),
             (_, None) => Err(Errno::EIO),
         }
@@ -477,7 +541,7 @@ impl Layer for Dataset {
         let files = &self.head.files;
         let referenced = self.pool.referenced(files.id()).map_err(|error| errno(error.into()))?;
         let (available, objects) = (files.files().room(), files.files().objects());
-        let free = if self.head.is_past() { 0 } else { available / BLOCK };
+        let free = if self.head.now().is_past() { 0 } else { available / BLOCK };
         Ok(StatFs {
             block: BLOCK as u32,
             fragment: BLOCK as u32,
@@ -496,6 +560,7 @@ impl Layer for Dataset {
 
     fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
         match self.place(node)? {
+            Place::File(_) if self.is_off(name) => Err(Errno::ENODATA),
             Place::File(placed) => xattrs::get(placed.files()?, &placed.inode, name, buffer),
             Place::Control | Place::Snapshots => Err(Errno::ENODATA),
         }
@@ -503,19 +568,25 @@ impl Layer for Dataset {
 
     fn listxattr(&self, _caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
         match self.place(node)? {
-            Place::File(placed) => xattrs::list(placed.files()?, &placed.inode, buffer),
+            Place::File(placed) => xattrs::list(placed.files()?, &placed.inode, &|name| !self.is_off(name), buffer),
             Place::Control | Place::Snapshots => Ok(0),
         }
     }
 
     fn setxattr(&self, _caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
         let placed = self.placed(node)?;
+        if self.is_off(name) {
+            return Err(Errno::EOPNOTSUPP);
+        }
         xattrs::set(placed.changeable()?, &placed.inode, name, value, flags)?;
         self.done()
     }
 
     fn removexattr(&self, _caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
         let placed = self.placed(node)?;
+        if self.is_off(name) {
+            return Err(Errno::EOPNOTSUPP);
+        }
         xattrs::remove(placed.changeable()?, &placed.inode, name)?;
         self.done()
     }
@@ -527,6 +598,9 @@ impl Layer for Dataset {
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         // Snapshots come and go by commands.
         let (Scope::Names(node) | Scope::Attributes(node, _)) = scope;
+        if volume::is_listed(node) {
+            return Coherence::Exclusive;
+        }
         match self.place(node) {
             Ok(Place::Control | Place::Snapshots) => Coherence::Shared,
             _ => Coherence::Exclusive,
@@ -538,7 +612,7 @@ impl Layer for Dataset {
     }
 
     fn has_acls(&self) -> bool {
-        true
+        self.acls
     }
 
     fn judges_callers(&self) -> bool {
@@ -550,7 +624,7 @@ impl Layer for Dataset {
     }
 
     fn collect(&self, door: &Arc<dyn nacre_vfs::Collector>) -> bool {
-        !self.head.is_past() && self.member.collect(door)
+        !self.head.now().is_past() && self.member.collect(door)
     }
 
     fn describe(&self) -> Description {
@@ -561,26 +635,27 @@ impl Layer for Dataset {
 impl Dataset {
     /// Lists the names of a directory, in the order in which they were made.
     fn list(&self, placed: &Placed, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        /// Entries taken at once.
-        const BATCH: usize = 512;
         let files = placed.files()?;
-        if from == 0 && !placed.volume.is_past() {
+        if from == 0 && !placed.volume.is_past() && !self.is_quiet() {
             files.touch(&placed.inode).map_err(errno)?;
         }
-        let mut from = from;
-        loop {
-            let batch = files.list(&placed.inode, from, attributes, BATCH).map_err(errno)?;
-            let Some(last) = batch.last().map(|entry| entry.sequence) else { return Ok(()) };
-            for listed in batch {
-                let name = Name::new(&listed.name)?;
-                let kind = Some(translate::kind_of_type(listed.file_type));
-                let entry = listed.file.map(|file| self.entry(&placed.volume, file));
-                let ino = placed.volume.shown(listed.number);
-                if !sink.push(DirEntry { name, ino, kind, next: listed.sequence, entry }) {
-                    return Ok(());
+        let mut outcome = Ok(());
+        let visited = files.visit(&placed.inode, from, attributes, sink.room(attributes), &mut |seen| {
+            let name = match Name::new(seen.name) {
+                Ok(name) => name,
+                Err(error) => {
+                    outcome = Err(error);
+                    return false;
                 }
-            }
-            from = last;
-        }
+            };
+            let ino = placed.volume.shown(seen.number);
+            let entry = seen.row.map(|row| Entry {
+                attr: attr(self.head.files.id(), ino, &row),
+                node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
+            });
+            sink.push(DirEntry { name, ino, kind: Some(translate::kind_of_type(seen.file_type)), next: seen.sequence, entry })
+        });
+        visited.map_err(errno)?;
+        outcome
     }
 }

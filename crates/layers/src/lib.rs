@@ -11,6 +11,7 @@ pub mod context;
 pub mod dataset;
 #[cfg(test)]
 mod fakes;
+pub mod family;
 pub mod host;
 mod locks;
 pub mod mem;

@@ -87,7 +87,7 @@ impl Bench {
         let path = directory.join("pool.img");
         let _ = std::fs::remove_file(&path);
         let device: Arc<dyn Device> = Arc::new(FileDevice::create(&path, number("GIB", 20) << 30).unwrap());
-        let new = NewPool { name: "bench".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1 };
+        let new = NewPool { name: "bench".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: true };
         let (store, _) = Store::create(vec![device], &new).unwrap();
         let store = Arc::new(store);
         let clock = || {

@@ -299,7 +299,7 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
     }
 
     /// Takes frames out of a list, a chunk at a time, until there are at least so many: what background freeing does in one txg. Nothing is left
-    /// when the result is empty.
+    /// when the result is empty. A damaged chunk is passed over: its frames are never freed.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -308,9 +308,18 @@ impl<'a, R: Rows + ?Sized> Deadlists<'a, R> {
         while taken.len() < least {
             let parts = self.parts(Births::ALL.buckets(PART, list), 1)?;
             let Some(part) = parts.first() else { break };
-            taken.extend(self.chunk(part.chunk)?);
+            match self.chunk(part.chunk) {
+                Ok(entries) => taken.extend(entries),
+                // Perhaps it can be read another time.
+                Err(error @ PoolError::Device { .. }) if taken.is_empty() => return Err(error),
+                Err(PoolError::Device { .. }) => break,
+                // What it names is never freed, which is less than that nothing is any more.
+                Err(error) => tracing::error!(%error, "a piece of a list of dead frames cannot be read: their room is lost"),
+            }
             self.detach(list, part)?;
-            self.rows.delete(&key(CHUNK, &[part.chunk]))?;
+            if let Err(error) = self.rows.delete(&key(CHUNK, &[part.chunk])) {
+                tracing::error!(%error, "a piece of a list of dead frames cannot be removed");
+            }
         }
         Ok(taken)
     }

@@ -40,6 +40,17 @@ pub trait Device: Send + Sync {
     /// As [`Self::read_at`].
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
+    /// Writes all bytes at this place, as [`Self::write_at`], where it is much that will not be read soon: it may go to the medium past all caches. Offset,
+    /// length and memory lie at multiples of 4 KiB, or it goes the ordinary way.
+    ///
+    /// # Errors
+    /// As [`Self::write_at`].
+    fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)?;
+        self.begin_sync(offset, bytes.len() as u64);
+        Ok(())
+    }
+
     /// Makes everything written so far durable.
     ///
     /// # Errors

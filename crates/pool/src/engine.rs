@@ -24,6 +24,7 @@ mod dataset;
 mod doomed;
 mod logging;
 mod look;
+mod naming;
 mod owners;
 mod past;
 mod properties;
@@ -34,7 +35,7 @@ mod tests;
 mod tree_table;
 mod whole;
 
-pub use administration::NewDataset;
+pub use administration::{Going, NewDataset};
 pub use check::Seen;
 pub use committer::{Committer, Pace};
 pub use dataset::Dataset;
@@ -58,7 +59,7 @@ use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
 use crate::files::{Clock, Gate, Storing, Throttle};
-use crate::frames::{Frames, NewFrame, Packing};
+use crate::frames::{Frames, NewFrame, Packing, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::properties::{Level, effective::limits};
@@ -77,6 +78,14 @@ pub trait Storage: Frames {
     /// # Errors
     /// A device that fails; the store is suspended then.
     fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start) -> Result<(), PoolError>;
+
+    /// The durable state that the pool was opened from could be read: where later ones are given up for it, this is the moment.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn opened(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
 
     /// What frames may take in all, bytes: slop included, what the store itself needs left out.
     fn size(&self) -> u64;
@@ -212,8 +221,24 @@ impl Frames for CachedFrames {
         self.cache.data(&*self.storage, pointer)
     }
 
+    fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), PoolError> {
+        let mut missing = Vec::with_capacity(wanted.len());
+        for Wanted { pointer, target } in wanted.iter_mut() {
+            match self.cache.cached_data(pointer) {
+                Some(content) if content.len() == target.len() => target.copy_from_slice(&content),
+                // The pages of a stream are kept by the kernel; kept here, too, they would push out what only this cache has.
+                _ => missing.push(Wanted { pointer: *pointer, target }),
+            }
+        }
+        if missing.is_empty() { Ok(()) } else { self.storage.read_all(&mut missing) }
+    }
+
     fn expect(&self, pointers: &[Pointer]) {
         self.storage.expect(pointers);
+    }
+
+    fn expect_later(&self, pointers: &[Pointer]) {
+        self.storage.expect_later(pointers);
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer, PoolError> {
@@ -264,6 +289,7 @@ impl Pool {
             admin.count_shared()?;
             pool.desk.measure();
         }
+        pool.storage.opened()?;
         if let Some(area) = area {
             pool.replay_log(area, guid, durable)?;
         }
@@ -322,7 +348,9 @@ impl Pool {
         let (dataset, opened) = self.open_dataset(id)?;
         if opened {
             // Whatever lost its last name before the pool was closed or died is nobody's now.
-            dataset.files().free_orphans().map_err(as_pool_error)?;
+            if let Err(error) = dataset.files().free_orphans().map_err(as_pool_error) {
+                commit::passed_over(error, "files without a name cannot be freed now")?;
+            }
         }
         Ok(dataset)
     }

@@ -373,6 +373,12 @@ impl<T: Table> Files<T> {
         look(&self.table.read())
     }
 
+    /// Whether nobody holds the table's lock.
+    #[cfg(test)]
+    pub(crate) fn table_is_free(&self) -> bool {
+        self.table.try_write().is_some()
+    }
+
     /// Whether memory holds anything that the table does not have yet.
     #[must_use]
     pub fn has_changes(&self) -> bool {
@@ -461,6 +467,12 @@ impl<T: Table> Files<T> {
             }
         }
         Ok(())
+    }
+
+    /// The same for the rows of a range, as far as so many leaves reach.
+    fn warm_range(&self, range: &std::ops::Range<Vec<u8>>, leaves: usize) -> Result<()> {
+        let absent = self.table.read().absent_in(range, leaves)?;
+        Ok(absent.map_or(Ok(()), |read| read())?)
     }
 
     /// Applies what an operation changes.

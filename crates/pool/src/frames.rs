@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::PoolError;
+use crate::error::{Damage, PoolError};
 use crate::pointer::{ChecksumKind, FrameKind, Pointer, Txg};
 
 /// Which open segment a frame goes to: frames that die together lie together (see "cleaning" in `docs/pool-format.md`).
@@ -17,6 +17,22 @@ pub enum Stream {
     Survivors = 3,
     /// The segment table; its segments are named by root records, not by the table.
     Table = 4,
+    /// What the cleaner has moved of trees, where metadata is written twice.
+    MetadataSurvivors = 5,
+}
+
+impl Stream {
+    /// Whether its segments hold frames that bear the names of other segments.
+    #[must_use]
+    pub fn is_of_moved(self) -> bool {
+        matches!(self, Self::Survivors | Self::MetadataSurvivors)
+    }
+
+    /// Whether it is written twice in pools that have metadata twice.
+    #[must_use]
+    pub fn is_metadata(self) -> bool {
+        matches!(self, Self::Metadata | Self::MetadataSurvivors | Self::Table)
+    }
 }
 
 /// Whose frame it is, written into the frame's header: a scrub names the damaged file without a walk of any tree, and a lost tree can be salvaged.
@@ -60,6 +76,15 @@ pub struct NewFrame<'a> {
     pub checksum: ChecksumKind,
 }
 
+/// A frame that is read to a given place.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// Which.
+    pub pointer: Pointer,
+    /// Where its content goes.
+    pub target: &'a mut [u8],
+}
+
 /// Frames by their pointers.
 pub trait Frames: Send + Sync {
     /// The content of a frame, unpacked and checked. Frames that were written but not committed yet are read as well.
@@ -68,8 +93,29 @@ pub trait Frames: Send + Sync {
     /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
 
+    /// Reads the content of several frames to where it is wanted, each target as long as its frame's content; by several threads where that pays. For
+    /// streams: what was not kept in memory before is not kept afterwards.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; what the targets hold then is undefined.
+    fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<(), PoolError> {
+        wanted.iter_mut().try_for_each(|Wanted { pointer, target }| {
+            let content = self.read(pointer)?;
+            if content.len() == target.len() {
+                target.copy_from_slice(&content);
+                return Ok(());
+            }
+            Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("a frame of another length than expected") })
+        })
+    }
+
     /// Tells that frames will be read soon, in this order. Never fails: it is a hint.
     fn expect(&self, pointers: &[Pointer]);
+
+    /// The same where it is not urgent: the caller does not wait for the requests to be made.
+    fn expect_later(&self, pointers: &[Pointer]) {
+        self.expect(pointers);
+    }
 
     /// Writes a frame; it is durable once its txg is committed.
     ///

@@ -44,6 +44,6 @@ pub mod store;
 pub mod tree;
 
 pub use error::{Damage, PoolError};
-pub use frames::{Frames, NewFrame, Owner, Packing, Stream};
+pub use frames::{Frames, NewFrame, Owner, Packing, Stream, Wanted};
 pub use pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 pub use store::Store;

@@ -126,9 +126,13 @@ impl<A: Area> Log<A> {
         last
     }
 
-    /// An operation of this txg has changed what no record can hold: until it is committed, a flush asks for that commit.
+    /// An operation of this txg has changed what no record can hold: until it is committed, a flush asks for that commit. It counts as a record that
+    /// the log cannot hold, so that it is among what [`Self::newest`] stands for even where all real records are durable.
     pub fn cannot_record(&self, txg: Txg) {
-        self.state.lock().drop_through(txg);
+        let mut state = self.state.lock();
+        state.last.0 = state.last.0.wrapping_add(1);
+        state.newest = state.newest.max(txg);
+        state.drop_through(txg);
     }
 
     /// The ticket of the newest record: what an fsync of everything waits for.

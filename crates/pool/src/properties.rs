@@ -26,8 +26,8 @@ pub use effective::{Behaviour, Effective, Level, Source, SyncMode};
 pub use owner::OwnerProperty;
 pub use table::{DATASET_PROPERTIES, POOL_PROPERTIES};
 
-/// The longest value of a user property, bytes.
-pub const USER_VALUE_MOST: usize = 8191;
+/// The longest value of a user property, bytes: a row of the catalog holds it with the longest name.
+pub const USER_VALUE_MOST: usize = 7900;
 
 /// The longest name of a user property, bytes.
 pub const USER_NAME_MOST: usize = 256;
@@ -147,6 +147,8 @@ pub enum PropertyError {
     UserTooLong(String),
     /// An owner's property whose owner or value is none.
     BadOwner(String),
+    /// Snapshots have no properties but those of users.
+    NotOfSnapshots,
 }
 
 impl fmt::Display for PropertyError {
@@ -169,6 +171,7 @@ impl fmt::Display for PropertyError {
             Self::NotInherited(name) => write!(f, "'{name}' property cannot be inherited"),
             Self::UserTooLong(name) => write!(f, "property name or value is too long: '{name}'"),
             Self::BadOwner(name) => write!(f, "invalid user or group in '{name}'"),
+            Self::NotOfSnapshots => f.write_str("this property can not be modified for snapshots"),
         }
     }
 }

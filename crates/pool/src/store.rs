@@ -9,10 +9,12 @@
 
 mod cleaning;
 mod commit;
+mod copies;
 mod log_area;
 mod open;
 mod scrub;
 mod space;
+mod streaming;
 #[cfg(test)]
 mod tests;
 mod trim;
@@ -38,7 +40,7 @@ use crate::checksum;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Frames, NewFrame, Stream};
+use crate::frames::{Frames, NewFrame, Stream, Wanted};
 use crate::label::{Identity, Place, Root};
 use crate::packing;
 use crate::pointer::{Compression, Pointer, Txg};
@@ -56,10 +58,15 @@ pub struct Store {
     slot: u64,
     writable: bool,
     closed: AtomicBool,
+    /// Later states are to be given up for the one that was opened, and no label says so yet.
+    unconfirmed: AtomicBool,
     map: RwLock<Map>,
     metadata: Appender,
     data: Appender,
     survivors: Appender,
+    metadata_survivors: Appender,
+    /// Metadata is written twice.
+    twice: bool,
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
@@ -72,8 +79,12 @@ pub struct Store {
     sums: Sums,
     /// The slop is never more than this; without effect outside tests of full pools.
     slop_at_most: u64,
+    /// Held while places are given back, and while a damaged copy is written anew: it must not become somebody else's place meanwhile.
+    giving: Mutex<()>,
     /// Hears of damage that readers meet.
     watcher: watch::Watcher,
+    /// Asks devices ahead of readers.
+    ahead: streaming::Ahead,
 }
 
 /// Where segments are and what is alive in them.
@@ -86,6 +97,8 @@ struct Map {
     next_segment: u32,
     /// What is lost at the ends of sealed segments, bytes; as of the last commit.
     tails: u64,
+    /// What living frames take a second time, bytes; as of the last commit.
+    copies: u64,
     /// Freed slots whose device is to be told so before they are used again.
     trimming: Vec<Place>,
     /// Whether devices are told.
@@ -127,43 +140,34 @@ struct Sums {
     written_frames: AtomicU64,
     written_survivors: AtomicU64,
     written_table: AtomicU64,
+    mended: AtomicU64,
+    /// What was written twice since the last commit.
+    copies: AtomicU64,
 }
 
 impl Frames for Store {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>> {
         let mut place = self.find(pointer)?;
         loop {
-            let read = self.read_at(pointer, place);
+            let read = self.read_at(pointer, place).or_else(|error| self.read_copy(pointer, place, error));
             // The cleaner may have moved it meanwhile, and its old place may hold something else by now.
             match (read, self.find(pointer)?) {
                 (Err(_), now) if now != place => place = now,
-                (read, at) => return read.inspect_err(|error| self.report(pointer, at, error)),
+                (read, at) => return read.inspect_err(|error| self.report(pointer, at, error, false)),
             }
         }
     }
 
+    fn read_all(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
+        self.read_wanted(wanted)
+    }
+
     fn expect(&self, pointers: &[Pointer]) {
-        let mut ranges: Vec<(u16, u64, u64)> = Vec::new();
-        {
-            let map = self.map.read();
-            for pointer in pointers {
-                if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
-                    let start = slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
-                    ranges.push((found.place.device, start, start + pointer.charged()));
-                }
-            }
-        }
-        let devices = Arc::clone(&self.devices.read());
-        // Neighbours in one request; the order of the caller otherwise.
-        let mut ranges = ranges.into_iter().peekable();
-        while let Some((device, start, mut end)) = ranges.next() {
-            while let Some((_, _, further)) = ranges.next_if(|(of, from, _)| *of == device && *from >= start && *from <= end + (64 << 10)) {
-                end = end.max(further);
-            }
-            if let Some(device) = devices.get(usize::from(device)) {
-                device.expect(start, end - start);
-            }
-        }
+        self.expect_now(pointers);
+    }
+
+    fn expect_later(&self, pointers: &[Pointer]) {
+        self.expect_soon(pointers);
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
@@ -183,7 +187,11 @@ impl Frames for Store {
         let Some(first) = parts.next() else { return Ok(()) };
         std::thread::scope(|scope| {
             let pack = |part: &[NewFrame<'_>]| part.iter().map(|frame| self.pack(frame)).collect::<Vec<_>>();
-            let running: Vec<_> = parts.map(|part| (part, scope.spawn(move || pack(part)))).collect();
+            let pack_beside = move |part| {
+                streaming::roam();
+                pack(part)
+            };
+            let running: Vec<_> = parts.map(|part| (part, scope.spawn(move || pack_beside(part)))).collect();
             // The first part is written while the others are being packed.
             let mut outcome = first.iter().try_for_each(|frame| {
                 written.push(self.write(frame)?);
@@ -222,14 +230,23 @@ struct Packed {
 impl Store {
     /// The content of a frame that is at this place.
     fn read_at(&self, pointer: &Pointer, place: Location) -> Result<Arc<[u8]>> {
-        let (length, logical) = (pointer.stored as usize, pointer.logical as usize);
-        if u64::from(pointer.stored.max(pointer.logical)) > self.slot {
+        if u64::from(pointer.logical) > self.slot {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
         }
-        let mut content: Arc<[u8]> = std::iter::repeat_n(0, logical).collect();
+        let mut content: Arc<[u8]> = std::iter::repeat_n(0, pointer.logical as usize).collect();
         let Some(target) = Arc::get_mut(&mut content) else { return Err(PoolError::Format(Damage::Structure("a shared buffer"))) };
+        self.fill(pointer, place, target)?;
+        Ok(content)
+    }
+
+    /// Fills a buffer, as long as the content, with the content of a frame that is at this place.
+    fn fill(&self, pointer: &Pointer, place: Location, target: &mut [u8]) -> Result<()> {
+        let length = pointer.stored as usize;
+        if u64::from(pointer.stored) > self.slot {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("longer than a segment") });
+        }
         let whole = if pointer.compression == Compression::Off {
-            length == logical && {
+            length == target.len() && {
                 self.read_stored(pointer, place, target)?;
                 true
             }
@@ -243,10 +260,10 @@ impl Store {
                 Ok::<_, PoolError>(packing::unpack(pointer.compression, stored, target))
             })?
         };
-        if !whole || checksum::content(pointer.checksum_kind, &content) != pointer.checksum {
+        if !whole || checksum::content(pointer.checksum_kind, target) != pointer.checksum {
             return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
         }
-        Ok(content)
+        Ok(())
     }
 
     /// Checks and packs a frame; takes nothing of the pool yet.
@@ -278,7 +295,9 @@ impl Store {
         let appender = match frame.stream {
             Stream::Metadata => &self.metadata,
             Stream::Data => &self.data,
-            Stream::Survivors | Stream::Table => return Err(PoolError::Refused("this stream is the store's own".to_owned())),
+            Stream::Survivors | Stream::MetadataSurvivors | Stream::Table => {
+                return Err(PoolError::Refused("this stream is the store's own".to_owned()));
+            }
         };
         let Packed { pointer, stored } = packed;
         let stored = stored.as_deref().unwrap_or(frame.content);
@@ -288,6 +307,9 @@ impl Store {
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
+        if self.twice && frame.stream.is_metadata() {
+            self.sums.copies.fetch_add(charged, Ordering::Relaxed);
+        }
         Ok(written)
     }
 }
@@ -378,12 +400,15 @@ impl Store {
     }
 
     /// Writes, and has the device begin to make it durable where it is much.
-    fn write_begun(&self, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.write_place(place, offset, bytes)?;
-        if bytes.len() >= PIECE / 2 {
-            self.device(place.device)?.begin_sync(slots::start(place, self.slot) + offset, bytes.len() as u64);
-        }
-        Ok(())
+    fn write_begun(&self, stream: Stream, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
+        let (device, at) = (self.device(place.device)?, slots::start(place, self.slot) + offset);
+        let written = match (bytes.len() >= PIECE / 2, stream) {
+            // Trees are read again soon.
+            (true, Stream::Data) => device.write_stream(bytes, at),
+            (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
+            (false, _) => device.write_at(bytes, at),
+        };
+        written.map_err(|error| failed(&*device, "writing", error))
     }
 
     /// The place of the frame's header: which segment holds it, where that lies, the offset in it in bytes.
@@ -394,7 +419,7 @@ impl Store {
         if offset + pointer.charged() > self.slot {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("behind the end of its segment") });
         }
-        Ok(Location { segment: found.segment, stream: found.stream, place: found.place, offset })
+        Ok(Location { segment: found.segment, stream: found.stream, place: found.place, copy: found.copy, offset })
     }
 
     fn read_stored(&self, pointer: &Pointer, at: Location, buffer: &mut [u8]) -> Result<()> {
@@ -409,7 +434,7 @@ impl Store {
             _ if birth <= self.durable() => std::iter::once(0..buffer.len()).collect(),
             Stream::Metadata => self.metadata.read(at.segment, offset, buffer),
             Stream::Data => self.data.read(at.segment, offset, buffer),
-            Stream::Survivors | Stream::Table => std::iter::once(0..buffer.len()).collect(),
+            Stream::Survivors | Stream::MetadataSurvivors | Stream::Table => std::iter::once(0..buffer.len()).collect(),
         };
         for range in missing {
             let from = offset + range.start as u64;
@@ -455,18 +480,18 @@ impl Store {
 
     /// Finds a slot, ends the stream's segment and begins one there.
     fn open_segment(&self, appender: &Appender) -> Result<()> {
-        let (id, place) = self.take_slot(appender.stream)?;
+        let (id, places) = self.take_slot(appender.stream)?;
         let mut full = Vec::new();
         let mut state = appender.lock();
         let growth = state.seal(&mut full);
         let learnt = self.learn(growth);
-        state.begin(id, place, 0, 0);
+        state.begin(id, places, 0, 0);
         drop(state);
         self.write_pieces(appender, full)?;
         learnt.map_err(|error| self.suspend(&error))
     }
 
-    fn take_slot(&self, stream: Stream) -> Result<(u32, Place)> {
+    fn take_slot(&self, stream: Stream) -> Result<(u32, Vec<Place>)> {
         loop {
             {
                 let mut map = self.map.write();
@@ -476,15 +501,16 @@ impl Store {
                     let id = map.next_segment;
                     map.next_segment =
                         id.checked_add(1).ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-                    map.table.apply(Op::Open { id, stream, place: vec![place] })?;
-                    return Ok((id, place));
+                    let places = self.with_copy(&mut map, stream, place);
+                    map.table.apply(Op::Open { id, stream, place: places.clone() })?;
+                    return Ok((id, places));
                 }
             }
             // Whoever is in need takes slots whose devices were not told.
             if self.give_untrimmed() {
                 continue;
             }
-            if stream == Stream::Survivors {
+            if stream.is_of_moved() {
                 return Err(PoolError::NoSpace);
             }
             self.relieve(stream)?;
@@ -505,7 +531,9 @@ impl Store {
         let mut outcome = Ok(());
         for piece in full {
             let written = match &outcome {
-                Ok(()) => self.write_begun(piece.place, u64::from(piece.start), &piece.bytes),
+                Ok(()) => {
+                    piece.place.iter().try_for_each(|place| self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes))
+                }
                 Err(_) => Err(PoolError::NoSpace),
             };
             appender.settle(&piece, written.is_ok());
@@ -542,5 +570,7 @@ struct Location {
     segment: u32,
     stream: Stream,
     place: Place,
+    /// Where it lies once more.
+    copy: Option<Place>,
     offset: u64,
 }

@@ -62,6 +62,7 @@ fn campaign(seed: u64, disks: usize, rounds: u64) {
         world.recover(&imported, &what);
         check(&imported);
     }
+    println!("seed {seed}: {} operations, {rounds} crashes", world.operation);
 }
 
 fn run(seeds: std::ops::Range<u64>, disks: usize) {

@@ -4,6 +4,7 @@
 //! never been attached (an id map can be set only then), [`attach`]. A clone that is dropped instead vanishes.
 
 use crate::check;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
 use std::{
     fs, io,
@@ -131,7 +132,14 @@ pub fn attach(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", rustix::fs::CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// Shows the directory `name` of the mount at `hidden` at `mountpoint`, with these attributes from the first instant, and takes the mount away from `hidden`. Where the kernel cannot show a
+/// The same, where no part of the path is a symbolic link.
+fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+    let target = rustix::fs::openat2(rustix::fs::CWD, target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", &target, "", flags)?)
+}
+
+/// Shows the directory `name` of the mount at `hidden` at `mountpoint` (a path without links), with these attributes from the first instant, and takes the mount away from `hidden`. Where the kernel cannot show a
 /// directory of it, its root is shown instead. Whether it is the directory that is shown.
 ///
 /// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors. So, if the process is
@@ -150,7 +158,7 @@ pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path, attributes: 
         if attributes != MountAttributes::empty() {
             set_attributes(clone.as_fd(), attributes, MountAttributes::empty(), None, false)?;
         }
-        attach(clone.as_fd(), &mountpoint)?;
+        attach_where_named(clone.as_fd(), &mountpoint)?;
         rustix::mount::unmount(&hidden, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
         Ok(is_directory)
     };

@@ -71,6 +71,12 @@ pub struct DirEntry<'a> {
 pub trait DirSink {
     /// Takes an entry, or answers false where there is no more room: the listing stops *before* this entry.
     fn push(&mut self, entry: DirEntry<'_>) -> bool;
+
+    /// About how many entries there is room for: a hint to whoever reads them ahead.
+    fn room(&self, attributes: bool) -> usize {
+        let _ = attributes;
+        512
+    }
 }
 
 /// A file system, or a layer over some.

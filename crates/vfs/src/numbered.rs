@@ -14,6 +14,10 @@ pub trait Numbered: Send + Sync {
     /// The inode number of the directory above this one; its own where that is not known.
     fn parent(&self, node: &Node) -> u64;
 
+    /// How often the files with numbers like this one were replaced by others that may have the same numbers. Directories stay what they are: one that is
+    /// there afterwards is the same.
+    fn generation(&self, number: u64) -> u32;
+
     /// The door knows nothing of this file any more. What the layer keeps for a file without a name, so that it is still found by its number, goes. A
     /// layer that is never told keeps it for good, so it begins to keep with the first call of [`Numbered::node`].
     fn forgotten(&self, number: u64);

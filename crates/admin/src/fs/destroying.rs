@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use nacre_pool::engine::Going;
 use nacre_pool::names::{Name, SelectionError, SnapshotSelection};
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
 use super::objects::{Object, Objects, missing};
 use super::{moves, refused};
-use crate::{Imported, Kind, Mounts, Progress, Refusal, What};
+use crate::{Imported, Kind, Mounts, Refusal, What};
 
 /// What is to be destroyed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,12 +42,21 @@ pub struct Destroyed {
 /// File systems to be destroyed, in an order in which that is possible, and snapshots of others.
 #[derive(Debug, Default)]
 pub(super) struct Doom {
-    filesystems: Vec<u64>,
-    snapshots: Vec<(u64, Vec<(Txg, String)>)>,
+    pub filesystems: Vec<u64>,
+    pub snapshots: Vec<(u64, Vec<(Txg, String)>)>,
+}
+
+impl Doom {
+    /// As the engine takes it.
+    pub fn going(&self, deferred: bool) -> Going {
+        let names = |snapshots: &[(Txg, String)]| snapshots.iter().map(|(_, name)| name.clone()).collect();
+        let snapshots = self.snapshots.iter().map(|(id, snapshots)| (*id, names(snapshots))).collect();
+        Going { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
+    }
 }
 
 /// Destroys.
-pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, progress: &mut dyn Progress) -> Result<Destroyed, Refusal> {
+pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy) -> Result<Destroyed, Refusal> {
     if let Some((filesystem, bookmark)) = what.target.split_once('#') {
         return one_bookmark(pool, mounts, what, filesystem, bookmark);
     }
@@ -57,7 +67,7 @@ pub(super) fn destroy(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, pr
         (doom, destroyed)
     };
     if !what.dry {
-        carry_out(pool, mounts, &doom, what, progress)?;
+        carry_out(pool, mounts, &doom, what)?;
     }
     Ok(destroyed)
 }
@@ -103,7 +113,7 @@ fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
 }
 
 /// What destroying snapshots takes.
-fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
+pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Refusal> {
     let doing = format!("cannot destroy '{}'", what.target);
     let selection = SnapshotSelection::parse(&what.target).map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
     let id = objects.filesystem("open", &selection.filesystem)?;
@@ -304,48 +314,31 @@ fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    let (made, names) = {
-        let mut objects = Objects::now(pool, mounts);
-        let names: HashMap<u64, String> =
-            doom.filesystems.iter().map(|id| Ok((*id, objects.known(*id)?.name.clone()))).collect::<Result<_, PoolError>>()?;
-        (moves::unchosen(&mut objects, &doom.filesystems)?, names)
-    };
-    // Whoever reads a snapshot, through a mount of its own or through the directory of its file system, keeps it.
+/// Ends the reading of snapshots that go. Whoever reads one, through a mount of its own or through the directory of its file system, keeps it.
+pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<(), Refusal> {
     let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
     let of_filesystems = of_filesystems.filter(|what| what.snapshot.is_some() && doom.filesystems.contains(&what.dataset));
     let alone =
         doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| What { dataset: *id, snapshot: Some(txg.0) }));
-    for snapshot in of_filesystems.chain(alone) {
-        mounts.unmount(snapshot, what.force)?;
-    }
+    of_filesystems.chain(alone).try_for_each(|snapshot| mounts.unmount(snapshot, force))
+}
+
+fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
+    let made = moves::unchosen(&mut Objects::now(pool, mounts), &doom.filesystems)?;
+    leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
-    for (place, id) in doom.filesystems.iter().enumerate() {
-        let name = names.get(id).map_or("", String::as_str);
-        if let Err(error) = one_filesystem(pool, *id) {
-            // What is still there is mounted again where it was.
-            let left = doom.filesystems.get(place..).unwrap_or_default();
-            gone.clone().only(left).back(mounts);
-            return Err(refused(&format!("cannot destroy '{name}'"), &error));
-        }
-        if doom.filesystems.len() > 20 && place % 20 == 19 {
-            progress.note(&format!("{} of {} destroyed", place + 1, doom.filesystems.len()));
-        }
+    if let Err(error) = pool.pool.destroy_together(&doom.going(what.deferred)) {
+        gone.back(mounts);
+        return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }
     gone.tidy(&made);
-    for (id, snapshots) in &doom.snapshots {
-        let names: Vec<&str> = snapshots.iter().map(|(_, name)| name.as_str()).collect();
-        let doing = format!("cannot destroy '{}'", what.target);
-        pool.pool.destroy_snapshots(*id, &names, what.deferred).map_err(|error| refused(&doing, &error))?;
-    }
+    forget_snapshots(mounts, doom);
     Ok(())
 }
 
-fn one_filesystem(pool: &Imported, id: u64) -> Result<(), PoolError> {
-    let rows = pool.pool.look().snapshot_rows(id)?;
-    if !rows.is_empty() {
-        let names: Vec<&str> = rows.iter().map(|(_, row)| row.name.as_str()).collect();
-        pool.pool.destroy_snapshots(id, &names, false)?;
+/// Who has looked a snapshot up again while it went must not go on reading what is free now.
+pub(super) fn forget_snapshots(mounts: &dyn Mounts, doom: &Doom) {
+    if let Err(refusal) = leave_snapshots(mounts, doom, true) {
+        tracing::warn!(%refusal, "a snapshot that is gone is still open");
     }
-    pool.pool.destroy_dataset(id)
 }

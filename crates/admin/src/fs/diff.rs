@@ -56,6 +56,28 @@ pub enum FileKind {
     Socket,
 }
 
+/// The property by which snapshots that are made to be compared are known.
+const MARK: &str = "nacre:diff";
+
+/// Destroys the snapshots that were made to be compared by a process that has died meanwhile.
+pub(crate) fn tidy(pool: &Imported) -> Result<(), PoolError> {
+    let mut left = Vec::new();
+    {
+        let look = pool.pool.look();
+        let mut waiting = vec![look.root()?];
+        while let Some(id) = waiting.pop() {
+            for (txg, row) in look.snapshot_rows(id)? {
+                let marked = row.name.starts_with("nacre-diff-") && row.holds + row.clones == 0;
+                if marked && look.snapshot_properties(id, txg)?.iter().any(|(name, _)| name == MARK) {
+                    left.push((id, row.name));
+                }
+            }
+            waiting.extend(look.children(id)?);
+        }
+    }
+    left.iter().try_for_each(|(id, name)| pool.pool.destroy_snapshots(*id, &[name], false))
+}
+
 /// A snapshot, of its file system.
 type Moment = (u64, Txg);
 
@@ -120,7 +142,8 @@ fn with_now(
     }
     mounts.settle(&[id])?;
     let part = format!("nacre-diff-{}", (pool.opening.entropy)());
-    let now = pool.pool.snapshot(&[(id, part.clone())]).map_err(|error| refused(&doing, &error))?;
+    let mark = [(MARK.to_owned(), "on".to_owned())];
+    let now = pool.pool.snapshot_with(&[(id, part.clone())], &mark).map_err(|error| refused(&doing, &error))?;
     let looked = look(now);
     let gone = pool.pool.destroy_snapshots(id, &[&part], false).map_err(|error| refused(&doing, &error));
     looked.and(gone)

@@ -2,7 +2,7 @@
 
 use nacre_pool::engine::NewDataset;
 use nacre_pool::names::{Name, split_parent};
-use nacre_pool::properties::dataset_property;
+use nacre_pool::properties::{Property, PropertyError, dataset_property};
 use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Mounting};
@@ -32,6 +32,8 @@ pub struct ToSnapshot {
     pub names: Vec<String>,
     /// Of everything below as well.
     pub recursive: bool,
+    /// Properties of users that each is made with.
+    pub properties: Vec<(String, String)>,
 }
 
 /// Makes a file system, or clones one; what could not be mounted is answered as sentences.
@@ -102,6 +104,14 @@ fn mount_new(pool: &Imported, mounts: &dyn Mounts, id: u64) -> Result<Vec<String
 pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) -> Result<(), Refusal> {
     let mut wanted: Vec<(u64, String)> = Vec::new();
     {
+        let first = what.names.first().map_or("", String::as_str);
+        for (name, value) in &what.properties {
+            let checked = dataset_property(name).and_then(|property| match property {
+                Property::User(_) => property.parse(value, true),
+                _ => Err(PropertyError::NotOfSnapshots),
+            });
+            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("cannot create snapshot '{first}': {error}")))?;
+        }
         let mut objects = Objects::now(pool, mounts);
         for name in &what.names {
             let doing = format!("cannot create snapshot '{name}'");
@@ -125,7 +135,7 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
     // What write(2) has taken and the kernel still keeps belongs to it.
     mounts.settle(&wanted.iter().map(|(id, _)| *id).collect::<Vec<u64>>())?;
     let doing = format!("cannot create snapshot '{}'", what.names.first().map_or("", String::as_str));
-    pool.pool.snapshot(&wanted).map_err(|error| refused(&doing, &error).next("no snapshots were created"))?;
+    pool.pool.snapshot_with(&wanted, &what.properties).map_err(|error| refused(&doing, &error).next("no snapshots were created"))?;
     Ok(())
 }
 

@@ -160,3 +160,20 @@ pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progre
 pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<(), Refusal> {
     unmount(pool, mounts, &ToUnmount::All, force)
 }
+
+/// Unmounts everything, children first, even what is in use, whatever goes wrong on the way: the process is about to end.
+///
+/// # Errors
+/// What went wrong first; all the others were tried all the same.
+pub fn leave_all(mounts: &dyn Mounts) -> Result<(), Refusal> {
+    let mut all = mounts.mounted();
+    all.sort_by_key(|mounted| std::cmp::Reverse(moves::depth(&mounted.at)));
+    let mut first = Ok(());
+    for mounted in all {
+        if let Err(refusal) = mounts.unmount(mounted.what, true) {
+            tracing::error!(at = %mounted.at.display(), %refusal, "a mount did not end in order");
+            first = first.and(Err(refusal));
+        }
+    }
+    first
+}

@@ -68,12 +68,6 @@ impl Gone {
         }
     }
 
-    /// Only these of them.
-    pub fn only(mut self, ids: &[u64]) -> Self {
-        self.0.retain(|mounted| ids.contains(&mounted.what.dataset));
-        self
-    }
-
     /// Whether this file system is among them.
     pub fn has(&self, id: u64) -> bool {
         self.0.iter().any(|mounted| mounted.what.dataset == id)

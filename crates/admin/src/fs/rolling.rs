@@ -1,12 +1,15 @@
 //! `rollback`: a file system becomes what a snapshot is.
 
+use std::collections::HashSet;
+
+use nacre_pool::engine::Going;
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
-use super::destroying::{self, ToDestroy};
+use super::destroying::{self, Doom, ToDestroy};
 use super::objects::Objects;
 use super::{moves, refused};
-use crate::{Imported, Kind, Mounts, Progress, Refusal};
+use crate::{Imported, Kind, Mounts, Refusal};
 
 /// Where to go back to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,8 +35,8 @@ struct Between {
     clones: Vec<String>,
 }
 
-/// Rolls back. Where the file system is mounted, and what is mounted below it, is mounted again afterwards.
-pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack, progress: &mut dyn Progress) -> Result<(), Refusal> {
+/// Rolls back, while it is mounted and in use. What is mounted below it is unmounted for that and mounted again.
+pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack) -> Result<(), Refusal> {
     let doing = format!("cannot rollback to '{}'", what.snapshot);
     let between = between(&mut Objects::now(pool, mounts), what)?;
     if !between.clones.is_empty() && !what.clones {
@@ -48,34 +51,43 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack,
         let refusal = Refusal::new(Kind::Busy, format!("{doing}: more recent snapshots or bookmarks exist"));
         return Err(refusal.next(format!("use '-r' to force deletion of the following snapshots and bookmarks:\n{}", names.join("\n"))));
     }
-    // Nothing that the kernel still keeps may come after the files are others; and it takes the sizes of files that it knows for its own, so it must not know
-    // any. In use: nothing has changed yet.
+    let (doom, made) = doomed(&mut Objects::now(pool, mounts), &between, what)?;
+    // Nothing that the kernel still keeps may come after the files are others. What cannot be unmounted is in use: nothing has changed yet.
     mounts.settle(&[between.id])?;
-    let gone = moves::unmount(mounts, &moves::with_below(mounts, &[between.id]), what.force)?;
-    let rolled = carry_out(pool, mounts, &between, what, progress);
-    // Who has a snapshot of it, or made it stay with force, sees what is there now.
-    mounts.changed(between.id);
+    destroying::leave_snapshots(mounts, &doom, what.force)?;
+    let clones = moves::unmount(mounts, &doom.filesystems, what.force)?;
+    let mut below = moves::with_below(mounts, &[between.id]);
+    below.retain(|id| *id != between.id);
+    let gone = match moves::unmount(mounts, &below, what.force) {
+        Ok(gone) => gone,
+        Err(refusal) => {
+            clones.back(mounts);
+            return Err(refusal);
+        }
+    };
+    let bookmarks = between.bookmarks.iter().map(|name| (between.id, name.clone())).collect();
+    let going = Going { bookmarks, ..doom.going(false) };
+    let rolled = mounts
+        .replace(between.id, &mut || pool.pool.roll_back_over(between.id, &between.part, &going).map_err(|error| refused(&doing, &error)));
     gone.back(mounts);
+    match &rolled {
+        Ok(()) => {
+            clones.tidy(&made);
+            destroying::forget_snapshots(mounts, &doom);
+        }
+        Err(_) => clones.back(mounts),
+    }
     rolled
 }
 
-fn carry_out(
-    pool: &Imported,
-    mounts: &dyn Mounts,
-    between: &Between,
-    what: &ToRollBack,
-    progress: &mut dyn Progress,
-) -> Result<(), Refusal> {
-    let doing = format!("cannot rollback to '{}'", what.snapshot);
-    if let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) {
-        let target = format!("{}@{first}%{last}", between.filesystem);
-        let doom = ToDestroy { target, clones: what.clones, keep_below: true, force: what.force, ..ToDestroy::default() };
-        destroying::destroy(pool, mounts, &doom, progress)?;
-    }
-    for bookmark in &between.bookmarks {
-        pool.pool.destroy_bookmark(between.id, bookmark).map_err(|error| refused(&doing, &error))?;
-    }
-    pool.pool.roll_back(between.id, &between.part).map_err(|error| refused(&doing, &error))
+/// What stands between, as it is destroyed; and the clones whose places nobody chose.
+fn doomed(objects: &mut Objects<'_>, between: &Between, what: &ToRollBack) -> Result<(Doom, HashSet<u64>), Refusal> {
+    let (Some(first), Some(last)) = (between.snapshots.first(), between.snapshots.last()) else { return Ok(Default::default()) };
+    let target = format!("{}@{first}%{last}", between.filesystem);
+    let doom = ToDestroy { target, clones: what.clones, keep_below: true, force: what.force, ..ToDestroy::default() };
+    let doom = destroying::of_snapshots(objects, &doom)?;
+    let made = moves::unchosen(objects, &doom.filesystems)?;
+    Ok((doom, made))
 }
 
 fn between(objects: &mut Objects<'_>, what: &ToRollBack) -> Result<Between, Refusal> {

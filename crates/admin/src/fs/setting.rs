@@ -1,19 +1,18 @@
 //! `set` and `inherit`: properties change, and mounts follow.
 
 use nacre_pool::engine::{Edit, Setting};
-use nacre_pool::names::Name;
-use nacre_pool::properties::{Property, dataset_property};
+use nacre_pool::properties::{Property, PropertyError, dataset_property};
 use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Change};
-use super::objects::Objects;
+use super::objects::{Object, Objects};
 use super::{refused, values};
 use crate::{Imported, Kind, Mounts, Refusal};
 
 /// Properties to be changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToSet {
-    /// Of these file systems.
+    /// Of these file systems and snapshots.
     pub names: Vec<String>,
     /// And of everything below.
     pub recursive: bool,
@@ -47,26 +46,57 @@ pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<
     let setting = what.properties.iter().any(|(_, value)| matches!(value, NewValue::Local(_)));
     let doing =
         |name: &str| if setting { format!("cannot set property for '{name}'") } else { format!("cannot inherit property for '{name}'") };
-    let mut ids = Vec::new();
-    let checked = {
-        let objects = Objects::now(pool, mounts);
-        for name in &what.names {
-            if !matches!(Name::parse(name), Ok(Name::Filesystem(_))) && name.contains(['@', '#']) {
-                objects.open("open", name)?;
-                return Err(Refusal::new(Kind::Invalid, format!("{}: this property can not be modified for snapshots", doing(name))));
-            }
-            let id = objects.filesystem("open", name)?;
-            ids.extend(if what.recursive { objects.descendants(id)? } else { vec![id] });
-        }
-        let first = what.names.first().map_or("", String::as_str);
+    let first = what.names.first().map_or("", String::as_str);
+    let (targets, checked) = {
+        let mut objects = Objects::now(pool, mounts);
+        let targets = targets(&mut objects, what, &doing)?;
         let refuse = |error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing(first)));
-        what.properties.iter().map(|(name, value)| check(name, value).map_err(refuse)).collect::<Result<Vec<_>, _>>()?
+        let checked = what.properties.iter().map(|(name, value)| check(name, value).map_err(refuse)).collect::<Result<Vec<_>, _>>()?;
+        (targets, checked)
     };
     let mut failed = Vec::new();
-    for id in ids {
+    for id in targets.filesystems {
         failed.extend(one(pool, mounts, id, &checked, &doing)?);
     }
+    if !targets.snapshots.is_empty() {
+        let changes: Vec<(String, Setting)> = checked.iter().map(|change| (change.name.clone(), change.setting.clone())).collect();
+        pool.pool.set_snapshot_properties(&targets.snapshots, &changes).map_err(|error| refused(&doing(first), &error))?;
+    }
     Ok(failed)
+}
+
+/// What a change of properties is for.
+#[derive(Default)]
+struct Targets {
+    filesystems: Vec<u64>,
+    snapshots: Vec<(u64, String)>,
+}
+
+/// The objects that are named, and with `recursive` what lies below: of users' properties also the snapshots there.
+fn targets(objects: &mut Objects<'_>, what: &ToSet, doing: &dyn Fn(&str) -> String) -> Result<Targets, Refusal> {
+    let users = what.properties.iter().all(|(name, _)| matches!(dataset_property(name), Ok(Property::User(_))));
+    let mut found = Targets::default();
+    for name in &what.names {
+        match objects.open("open", name)? {
+            Object::Filesystem(id) if what.recursive => {
+                for below in objects.descendants(id)? {
+                    found.filesystems.push(below);
+                    if users {
+                        found.snapshots.extend(objects.look.snapshot_rows(below)?.into_iter().map(|(_, row)| (below, row.name)));
+                    }
+                }
+            }
+            Object::Filesystem(id) => found.filesystems.push(id),
+            Object::Snapshot { of, txg } if users => found.snapshots.push((of, objects.look.snapshot(of, txg)?.name)),
+            Object::Snapshot { .. } => {
+                return Err(Refusal::new(Kind::Invalid, format!("{}: {}", doing(name), PropertyError::NotOfSnapshots)));
+            }
+            Object::Bookmark { .. } => {
+                return Err(Refusal::new(Kind::Invalid, format!("{}: bookmarks have no properties to be set", doing(name))));
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn check(name: &str, value: &NewValue) -> Result<Checked, nacre_pool::properties::PropertyError> {
@@ -111,7 +141,7 @@ fn one(pool: &Imported, mounts: &dyn Mounts, id: u64, checked: &[Checked], doing
     let failed = moves::change(pool, mounts, &change)?;
     if checked.iter().any(|change| change.name == "snapdir") {
         // The kernel knows what was in the root directory.
-        change.affected.iter().for_each(|id| mounts.changed(*id));
+        change.affected.iter().for_each(|id| mounts.root_changed(*id));
     }
     Ok(failed)
 }

@@ -4,6 +4,7 @@ mod content;
 mod moving;
 mod naming;
 mod showing;
+mod user_properties;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -66,8 +67,14 @@ impl Mounts for Noted {
         Ok(())
     }
 
-    fn changed(&self, dataset: u64) {
-        self.asked.lock().push(format!("changed {dataset}"));
+    fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {
+        replace()?;
+        self.asked.lock().push(format!("replaced {dataset}"));
+        Ok(())
+    }
+
+    fn root_changed(&self, dataset: u64) {
+        self.asked.lock().push(format!("root changed {dataset}"));
     }
 }
 
@@ -78,6 +85,7 @@ fn opening() -> Opening {
         entropy: Arc::new(move || next.fetch_add(0x9e37_79b9_7f4a_7c15, std::sync::atomic::Ordering::Relaxed)),
         cache: 8 << 20,
         altroot: None,
+        alias: None,
         home: PathBuf::from("/nowhere"),
     }
 }
@@ -198,7 +206,7 @@ fn clone(from: &str, name: &str) -> Request {
 }
 
 fn snapshot(names: &[&str], recursive: bool) -> Request {
-    Request::Snapshot(ToSnapshot { names: names.iter().map(|name| (*name).to_owned()).collect(), recursive })
+    Request::Snapshot(ToSnapshot { names: names.iter().map(|name| (*name).to_owned()).collect(), recursive, properties: Vec::new() })
 }
 
 fn destroy(target: &str) -> ToDestroy {

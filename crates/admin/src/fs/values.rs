@@ -1,7 +1,7 @@
 //! The values of properties: figures from the catalog, stored and inherited values, what a mount has for its own. One function per kind of object.
 
 use nacre_pool::catalog::PropertySource;
-use nacre_pool::properties::effective::effective;
+use nacre_pool::properties::effective::{Level, effective};
 use nacre_pool::properties::{DATASET_PROPERTIES, Definition, Effective, Property, Scope, Source, dataset_property};
 use nacre_pool::{PoolError, Txg};
 
@@ -34,6 +34,9 @@ pub(super) fn all(objects: &mut Objects<'_>, object: &Object) -> Result<Vec<Prop
         let names = chain.iter().flat_map(|level| level.rows.iter());
         names.filter(|(name, _)| name.contains(':')).map(|(name, _)| name.clone()).collect()
     })?;
+    if let Object::Snapshot { of, txg } = object {
+        users.extend(objects.look.snapshot_properties(*of, *txg)?.into_iter().map(|(name, _)| name));
+    }
     users.sort();
     users.dedup();
     found.extend(users.into_iter().map(Property::User));
@@ -161,13 +164,12 @@ fn of_snapshot(objects: &mut Objects<'_>, of: u64, txg: Txg, property: &Property
     match property {
         Property::Known(definition) => Ok(snapshot_figure(objects, of, txg, definition.name)?.map(figure)),
         Property::User(_) => {
-            let found = objects.with_chain(of, |chain| {
-                let found = effective(property, chain)?;
-                let from = chain.first().map(|level| level.name.to_owned()).unwrap_or_default();
-                let source = if matches!(found.source, Source::Inherited(_)) { found.source } else { Source::Inherited(from) };
-                Some(Effective { value: found.value, source })
-            })?;
-            Ok(found)
+            let own = objects.look.snapshot_properties(of, txg)?;
+            let name = objects.name(&Object::Snapshot { of, txg })?;
+            Ok(objects.with_chain(of, |chain| {
+                let levels: Vec<Level<'_>> = std::iter::once(Level { name: &name, rows: &own }).chain(chain.iter().copied()).collect();
+                effective(property, &levels)
+            })?)
         }
         Property::WrittenSince(earlier) => Ok(written_since(objects, of, earlier, Some(txg))?.map(figure)),
         Property::Owner(_) | Property::Feature(_) => Ok(None),

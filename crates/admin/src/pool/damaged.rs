@@ -13,7 +13,12 @@ use crate::{Imported, Mounts};
 #[must_use]
 pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &Found) -> Vec<String> {
     let mounted = mounts.mounted();
-    let mut lines: Vec<String> = found.spots.iter().map(|(spot, _)| name(pool, &mounted, *spot)).collect();
+    let mut lines = Vec::new();
+    // They are in the order of their datasets.
+    for spots in found.spots.chunk_by(|(a, _), (b, _)| a.dataset == b.dataset) {
+        let spots: Vec<Spot> = spots.iter().map(|(spot, _)| *spot).collect();
+        lines.extend(names_in(pool, &mounted, &spots));
+    }
     lines.extend(found.lost.iter().map(|(segment, index)| format!("<frame {segment}:{index}, whose header is damaged as well>")));
     if found.more > 0 {
         lines.push(format!("<{} more frames>", found.more));
@@ -21,15 +26,41 @@ pub fn names(pool: &Imported, mounts: &dyn Mounts, found: &Found) -> Vec<String>
     lines
 }
 
-fn name(pool: &Imported, mounted: &[Mounted], spot: Spot) -> String {
-    if spot.dataset == 0 {
-        return "<metadata>:<catalog>".to_owned();
+/// Looks for the owners of frames that cannot say whose they are.
+pub fn seek(pool: &Imported) {
+    let wanted = pool.watch.to_seek();
+    if wanted.is_empty() {
+        return;
     }
-    let Ok(dataset) = pool.pool.look().name(spot.dataset) else { return format!("<{:#x}>:<{:#x}>", spot.dataset, spot.object) };
-    if spot.object == 0 {
-        return format!("{dataset}:<metadata>");
+    match pool.pool.owners_of(&wanted) {
+        Ok(owners) => pool.watch.found(&owners),
+        Err(error) => tracing::warn!(%error, "damaged frames cannot be looked for"),
     }
-    match pool.pool.path_of(spot.dataset, spot.object) {
+}
+
+/// The lines for what is damaged in one dataset.
+fn names_in(pool: &Imported, mounted: &[Mounted], spots: &[Spot]) -> Vec<String> {
+    let Some(Spot { dataset: number, .. }) = spots.first() else { return Vec::new() };
+    if *number == 0 {
+        return spots.iter().map(|_| "<metadata>:<catalog>".to_owned()).collect();
+    }
+    let Ok(dataset) = pool.pool.look().name(*number) else {
+        return spots.iter().map(|spot| format!("<{:#x}>:<{:#x}>", spot.dataset, spot.object)).collect();
+    };
+    let objects: Vec<u64> = spots.iter().map(|spot| spot.object).filter(|object| *object != 0).collect();
+    let mut paths = match pool.pool.paths_of(*number, &objects) {
+        Ok(paths) => paths.into_iter(),
+        Err(error) => vec![Err(error); objects.len()].into_iter(),
+    };
+    let line = |spot: &Spot| match spot.object {
+        0 => format!("{dataset}:<metadata>"),
+        _ => name(mounted, &dataset, *spot, paths.next().unwrap_or(Ok(None))),
+    };
+    spots.iter().map(line).collect()
+}
+
+fn name(mounted: &[Mounted], dataset: &str, spot: Spot, path: Result<Option<FilePath>, PoolError>) -> String {
+    match path {
         Ok(Some(FilePath { snapshot: None, path })) => {
             let path = String::from_utf8_lossy(&path).into_owned();
             let at = mounted.iter().find(|mounted| mounted.what == crate::What::head(spot.dataset)).map(|mounted| mounted.at.as_path());

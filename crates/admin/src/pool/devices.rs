@@ -61,6 +61,12 @@ impl Fresh {
         self.devices.clone()
     }
 
+    /// The first so many of them belong to a pool now.
+    pub fn keep(&mut self, count: usize) {
+        let taken: HashSet<&Path> = self.devices.iter().take(count).map(|device| Path::new(device.name())).collect();
+        self.made.retain(|path| !taken.contains(path.as_path()));
+    }
+
     /// They belong to a pool now.
     #[must_use]
     pub fn take(mut self) -> Vec<Arc<dyn Device>> {

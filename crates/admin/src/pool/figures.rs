@@ -31,6 +31,9 @@ pub struct Figures {
     pub health: String,
     /// Why it is suspended.
     pub suspended: Option<String>,
+    /// Writes wait until they can be made; the other figures are those of before.
+    #[serde(default)]
+    pub waits: bool,
     /// All mount points lie below it.
     pub altroot: Option<String>,
     /// Nothing is written to it.
@@ -92,12 +95,25 @@ impl Figures {
     /// # Errors
     /// Those of the engine.
     pub fn of(pool: &Imported) -> Result<Self, Refusal> {
+        if let (Some(why), Some(last)) = (pool.failing.waiting(), &*pool.last.lock()) {
+            // The engine answers nobody meanwhile.
+            let there = pool.devices.read();
+            let devices = last.devices.iter().zip(there.iter());
+            let devices = devices.map(|(figures, device)| DeviceFigures { counts: device.counts(), ..figures.clone() }).collect();
+            return Ok(Self { health: "SUSPENDED".to_owned(), suspended: Some(why), waits: true, devices, now: now(), ..last.clone() });
+        }
+        let figures = Self::now(pool)?;
+        *pool.last.lock() = Some(figures.clone());
+        Ok(figures)
+    }
+
+    fn now(pool: &Imported) -> Result<Self, Refusal> {
         let (identity, space) = (pool.store.identity(), pool.store.space());
         let Space { size, allocated, free, freeing, free_slots, .. } = space;
-        let suspended = pool.pool.suspended().map(|error| error.to_string()).or_else(|| pool.store.suspended().map(ToOwned::to_owned));
+        let suspended = pool.suspended();
         let whole = free_slots.saturating_mul(pool.store.slot());
         Ok(Self {
-            name: identity.name.clone(),
+            name: pool.name(),
             guid: identity.pool,
             size,
             allocated,
@@ -106,6 +122,7 @@ impl Figures {
             fragmentation: percent(free.saturating_sub(whole), free),
             health: if suspended.is_some() { "SUSPENDED" } else { "ONLINE" }.to_owned(),
             suspended,
+            waits: false,
             altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
             read_only: pool.read_only,
             properties: pool.pool.pool_properties()?,

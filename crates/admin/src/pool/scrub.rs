@@ -54,8 +54,11 @@ pub struct ScrubReport {
     pub examined: u64,
     /// What there was to look at when it began.
     pub total: u64,
-    /// Damaged frames that it met.
+    /// Damaged frames that it met and that are lost.
     pub errors: u64,
+    /// What it has written anew from another copy.
+    #[serde(default)]
+    pub repaired: u64,
     /// The segment that it goes on with.
     pub next: u32,
 }
@@ -253,11 +256,18 @@ impl Work {
             if let Some(device) = device {
                 device.found_damage();
             }
-            self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
+            if checked.mended {
+                self.watch.mended(checked.name, checked.owner, &name, Some(damage));
+            } else {
+                self.watch.damaged(checked.name, checked.owner, &name, Some(damage));
+            }
         }
         let mut state = self.scrub.state.lock();
         state.report.examined += checked.bytes;
-        state.report.errors += u64::from(checked.damage.is_some());
+        state.report.errors += u64::from(checked.damage.is_some() && !checked.mended);
+        if checked.mended {
+            state.report.repaired += checked.header.map_or(checked.bytes, |header| header.pointer.charged());
+        }
         let ran = clock.elapsed();
         if ran >= Duration::from_millis(1) {
             state.report.elapsed += ran.as_millis() as u64;

@@ -16,7 +16,7 @@ use crate::{NoMounts, Opening, Silent};
 fn opening() -> Opening {
     let count = AtomicU64::new(1);
     let entropy = Arc::new(move || count.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
-    Opening { host: (1, "here".to_owned()), entropy, cache: 32 << 20, altroot: None, home: PathBuf::from("/") }
+    Opening { host: (1, "here".to_owned()), entropy, cache: 32 << 20, altroot: None, alias: None, home: PathBuf::from("/") }
 }
 
 fn devices(device: &Arc<Simulator>) -> Vec<Arc<dyn Device>> {
@@ -111,6 +111,37 @@ fn findings(pool: &Imported) -> Vec<String> {
     let Answer::Checked(found) = run(pool, &NoMounts, Request::Check, &mut lines).unwrap() else { panic!() };
     assert_eq!(found.problems, lines.0.len() as u64, "{:?}", lines.0);
     lines.0
+}
+
+#[test]
+fn what_cannot_say_whose_it_is_is_looked_for() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    write(&pool, "victim", 200_000);
+    let root = pool.pool.root().unwrap();
+    pool.pool.snapshot(&[(root, "before".to_owned())]).unwrap();
+    let dataset = pool.pool.dataset(root).unwrap();
+    dataset.files().unlink(&dataset.files().root(), b"victim").unwrap();
+    write(&pool, "other", 100_000);
+    ask(&pool, Request::Sync).unwrap();
+    // A bit in the header of each frame with content.
+    for segment in pool.store.segments().into_iter().filter(|segment| segment.stream == nacre_pool::Stream::Data) {
+        let start = (1 << 20) + u64::from(segment.place[0].slot) * pool.store.slot();
+        let mut headers = Vec::new();
+        pool.store
+            .inspect(segment.id, &mut |_, offset, _| {
+                headers.push(start + u64::from(offset));
+                true
+            })
+            .unwrap();
+        headers.iter().for_each(|header| device.rot(header + 30, 5));
+    }
+    ask(&pool, Request::Scrub(ScrubOrder::Start)).unwrap();
+    ask(&pool, Request::AwaitScrub).unwrap();
+    let ill = status(&pool);
+    assert_eq!(ill.damaged, 3);
+    assert_eq!(ill.names, ["tank@before:/victim", "tank:/other"]);
+    assert_eq!(status(&pool).names, ill.names);
 }
 
 #[test]
@@ -234,6 +265,20 @@ fn read_only_means_nothing_is_written() {
 }
 
 #[test]
+fn what_a_comparison_left_goes_with_the_next_import() {
+    let device = Arc::new(Simulator::new("disk", 64 << 20));
+    let pool = create(&device);
+    let root = pool.pool.root().unwrap();
+    let mark = [("nacre:diff".to_owned(), "on".to_owned())];
+    pool.pool.snapshot_with(&[(root, "nacre-diff-7".to_owned())], &mark).unwrap();
+    pool.pool.snapshot(&[(root, "nacre-diff-mine".to_owned())]).unwrap();
+    pool.export().unwrap();
+    let pool = open(&device, Access::ReadWrite, None).unwrap();
+    let left: Vec<String> = pool.pool.snapshots(root).unwrap().into_iter().map(|(_, row, _)| row.name).collect();
+    assert_eq!(left, ["nacre-diff-mine"]);
+}
+
+#[test]
 fn a_pool_whose_device_fails_is_let_go_by_force() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
     let pool = create(&device);
@@ -252,7 +297,7 @@ fn a_pool_whose_device_fails_is_let_go_by_force() {
 #[test]
 fn a_pool_that_was_never_finished_is_told_apart() {
     let device = Arc::new(Simulator::new("disk", 64 << 20));
-    let new = nacre_pool::store::NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1 };
+    let new = nacre_pool::store::NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: false };
     drop(nacre_pool::Store::create(devices(&device), &new).unwrap());
     let refusal = open(&device, Access::ReadWrite, None).unwrap_err();
     assert!(refusal.what.contains("was never finished") && refusal.next.contains("create it again"), "{refusal}");

@@ -1,6 +1,6 @@
 //! The table `listing`: directories of millions of names.
 
-use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
+use super::pool::{BTRFS, BTRFS_ZSTD, EXT4, IMAGE, NACRE, NACRE_NO_ACL, NACRE_OFF, XFS, ZFS_FUSE, ZFS_FUSE_ON};
 use super::{Place, Table, Test, count, operations};
 use crate::table::Group;
 use crate::target::Target;
@@ -26,7 +26,9 @@ static TARGETS: &[Target] = &[
     Target { id: "zfs-fuse", title: "zfs-fuse", steps: &[ZFS_FUSE], ..IMAGE },
     Target { id: "zfs-fuse-lzjb", title: "zfs-fuse, lzjb", steps: &[ZFS_FUSE_ON], ..IMAGE },
     Target { id: "nacre-pool", title: "nacre, lz4", steps: &[NACRE], ..IMAGE },
+    Target { id: "nacre-pool-noacl", title: "nacre, no ACLs", steps: &[NACRE_NO_ACL], ..IMAGE },
     Target { id: "nacre-pool-off", title: "nacre, off", steps: &[NACRE_OFF], ..IMAGE },
+    Target { id: "nacre-pool-user", title: "nacre, lz4, as user", steps: &[NACRE], as_user: true, ..IMAGE },
 ];
 
 static TESTS: &[Test] = &[
@@ -47,4 +49,7 @@ static TESTS: &[Test] = &[
     operations("tree-u-warm", "ls -1U, warm", Group::ManyDirectories, true),
     count("tree-used", "disk use as the file system tells it", Group::ManyDirectories, true),
     count("tree-memory", "the most memory that the daemon has used", Group::ManyDirectories, true),
+    operations("copy-cp", "cp -a", Group::Copying, true),
+    operations("copy-nacre", "nacre copy", Group::Copying, true),
+    count("copy-memory", "the most memory that the daemon has used", Group::Copying, true),
 ];

@@ -23,12 +23,13 @@ pub(super) const XFS: Step = Step::Loop { kind: "xfs", direct_io: false, options
 pub(super) const EXT4: Step = Step::Loop { kind: "ext4", direct_io: false, options: "" };
 pub(super) const BTRFS: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "" };
 pub(super) const BTRFS_ZSTD: Step = Step::Loop { kind: "btrfs", direct_io: false, options: "compress=zstd" };
-pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off" });
+pub(super) const ZFS_FUSE: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "off", also: &[] });
 // The only ones that it has are lzjb and gzip.
-pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on" });
-pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4" });
-pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off" });
-pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd" });
+pub(super) const ZFS_FUSE_ON: Step = Step::Pool(Pool { by: PoolOf::ZfsFuse, compression: "on", also: &[] });
+pub(super) const NACRE: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &[] });
+pub(super) const NACRE_OFF: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "off", also: &[] });
+pub(super) const NACRE_NO_ACL: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "lz4", also: &["acltype=off"] });
+pub(super) const NACRE_ZSTD: Step = Step::Pool(Pool { by: PoolOf::Nacre, compression: "zstd", also: &[] });
 
 static TARGETS: &[Target] = &[
     Target { id: "xfs", title: "XFS", steps: &[XFS], ..IMAGE },
@@ -39,6 +40,7 @@ static TARGETS: &[Target] = &[
     Target { id: "zfs-fuse-lzjb", title: "zfs-fuse, lzjb", steps: &[ZFS_FUSE_ON], ..IMAGE },
     Target { id: "nacre-pool", title: "nacre, lz4", steps: &[NACRE], ..IMAGE },
     Target { id: "nacre-pool-off", title: "nacre, off", steps: &[NACRE_OFF], ..IMAGE },
+    Target { id: "nacre-pool-user", title: "nacre, lz4, as user", steps: &[NACRE], as_user: true, ..IMAGE },
     Target { id: "nacre-pool-zstd", title: "nacre, zstd", steps: &[NACRE_ZSTD], ..IMAGE },
 ];
 

@@ -14,6 +14,7 @@ case \"$1 $2\" in
     while [ $# -gt 2 ]; do [ \"$1\" = -m ] && echo \"$2\" > \"$home/point\"; shift; done
     rm -rf \"$home/content\"; mkdir \"$home/content\"; exec mount --bind \"$home/content\" \"$(cat \"$home/point\")\" ;;
   'pool import') exec mount --bind \"$home/content\" \"$(cat \"$home/point\")\" ;;
+  'copy -q') exec cp -a \"$3\" \"$4\" ;;
   'pool export') exec umount \"$(cat \"$home/point\")\" ;;
   *) echo stand-in ;;
 esac
@@ -80,10 +81,10 @@ fn directories_of_many_names_are_measured() {
     let (report, calls) = measured("listing", "nacre-pool", &amounts);
     assert_eq!(report.notes, Vec::<String>::new());
     // Neither the kernel nor the stand-in has a daemon.
-    let daemons = BTreeSet::from(["many-memory".to_owned(), "tree-memory".to_owned()]);
+    let daemons = BTreeSet::from(["many-memory", "tree-memory", "copy-memory"].map(str::to_owned));
     assert_eq!((missing(&report, "xfs"), missing(&report, "nacre-pool")), (daemons.clone(), daemons));
     assert!(summary::worst(&report, "many-used", "xfs").unwrap() > 200.0 * 4096.0);
-    assert_eq!(calls.lines().filter(|line| line.starts_with("pool import")).count(), 4, "each is cold twice: {calls}");
+    assert_eq!(calls.lines().filter(|line| line.starts_with("pool import")).count(), 6, "each is cold twice: {calls}");
 }
 
 /// zfs-fuse serves a whole machine: where it runs already, it is left out by name.

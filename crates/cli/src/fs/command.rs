@@ -275,7 +275,7 @@ fn snapshots() -> [Command; 7] {
             .about("Take snapshots, all of them at one moment")
             .after_help("Examples:\n  nacre fs snapshot tank/home@today\n  nacre fs snapshot -r tank@today\n  nacre fs snapshot tank/db@a tank/log@a")
             .arg(flag('r', "recursive", "Of everything below as well"))
-            .arg(properties())
+            .arg(value('o', "properties", "PROPERTY=VALUE", "A property of your own (module:name) that each is made with"))
             .arg(words_of("SNAPSHOT", 1, "FILESYSTEM@NAME")),
         Command::new("rollback")
             .about("Make a file system what a snapshot is: what was written since is lost")
@@ -424,11 +424,8 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         }
         "userspace" | "groupspace" => FsOrder::Space(super::space::order(verb == "groupspace", matches)?),
         "snapshot" => {
-            if matches.contains_id("properties") {
-                return Err(Failure::usage("cannot create snapshot: snapshots have no properties of their own")
-                    .next("set them on the file system: its snapshots show them as well"));
-            }
-            FsOrder::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive") })
+            let properties = words::assignments(&texts(matches, "properties"))?;
+            FsOrder::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
         }
         "rollback" => {
             let snapshot = text(matches, "SNAPSHOT");

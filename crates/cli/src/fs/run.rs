@@ -71,6 +71,9 @@ pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
 
 /// Asks the process that owns a pool.
 pub fn ask(pool: &str, command: &str, request: Request) -> Result<Answer, Failure> {
+    if pool.is_empty() {
+        return Err(Failure::new("a name begins with that of a pool: POOL/NAME, without a slash before it"));
+    }
     client::owned(pool)?.fs(command, request, &mut tell)
 }
 
@@ -247,8 +250,8 @@ fn set(what: ToSet, command: &str) -> Result<ExitCode, Failure> {
 }
 
 fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
-    for (pool, names) in by_pool(what.names) {
-        ask(&pool, command, Request::Snapshot(ToSnapshot { names, recursive: what.recursive }))?;
+    for (pool, names) in by_pool(what.names.clone()) {
+        ask(&pool, command, Request::Snapshot(ToSnapshot { names, ..what.clone() }))?;
     }
     Ok(())
 }
@@ -291,7 +294,7 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
 
 fn mount_all(what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
     let mut sentences = Vec::new();
-    for owned in client::all() {
+    for owned in client::ours() {
         sentences.extend(done(owned.fs(command, Request::Mount(what.clone()), &mut tell)?));
     }
     Ok(incomplete(&sentences))
@@ -299,7 +302,7 @@ fn mount_all(what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
 
 fn unmount(what: Option<String>, force: bool, command: &str) -> Result<(), Failure> {
     let Some(name) = what else {
-        for owned in client::all() {
+        for owned in client::ours() {
             owned.fs(command, Request::Unmount { what: ToUnmount::All, force }, &mut tell)?;
         }
         return Ok(());

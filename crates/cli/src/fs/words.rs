@@ -59,7 +59,7 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
 pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received: bool) -> Result<ToSet, Failure> {
     let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()))?;
     known.check_inherit().map_err(|error| match &error {
-        PropertyError::NotInherited(_) => Failure::new(error.to_string()).next(format!("use 'zfs set {property}=none' to clear")),
+        PropertyError::NotInherited(_) => Failure::new(error.to_string()).next(format!("use 'nacre fs set {property}=none' to clear")),
         _ => Failure::new(error.to_string()),
     })?;
     let to = if received { NewValue::Received } else { NewValue::Inherit };

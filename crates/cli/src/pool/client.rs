@@ -1,6 +1,7 @@
 //! How commands reach the processes that own pools: a socket per pool in the directory for sockets of whoever owns it.
 //!
-//! Root sees everybody's pools, others their own. What comes over a socket is made printable before it is shown.
+//! Root sees everybody's pools, others their own. What comes over a socket is made printable before it is shown. Another user's socket is believed where
+//! it, its directory and whoever answers are that user's, and only for as long as it goes on answering: nobody can hinder root by pretending to be a pool.
 
 use super::wire::{self, ANSWER_MAX};
 use crate::{
@@ -12,11 +13,12 @@ use crate::{
 use nacre_admin::{Kind, Order, Refusal, Told, Verb, fs, pool};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fs::{AtFlags, CWD, FileType, statat},
     process::{PidfdFlags, pidfd_open},
 };
 use std::{
-    io::{self, BufReader},
-    os::fd::OwnedFd,
+    io::{self, BufReader, IsTerminal},
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -25,6 +27,10 @@ use std::{
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long to wait for the end of a process that has let its pool go, seconds.
 const END_PATIENCE: i64 = 60;
+/// How long another user's process may be silent.
+const FOREIGN_PATIENCE: Duration = Duration::from_secs(30);
+/// The longest answer that is taken from another user's process, bytes.
+const FOREIGN_ANSWER_MAX: u64 = 64 << 20;
 /// How the names of sockets end.
 const END: &str = "pool";
 /// Names longer than this are cut, and told apart by a number: addresses of sockets have room for 107 bytes.
@@ -46,6 +52,8 @@ pub fn file(name: &str) -> String {
 #[derive(Debug)]
 pub struct Owned {
     socket: PathBuf,
+    /// The user whose it is, where that is another one.
+    foreign: Option<u32>,
 }
 
 /// The exit code for a kind of refusal.
@@ -73,11 +81,15 @@ impl Owned {
         let failed = |error: &io::Error| {
             Failure::io("cannot reach the process that owns the pool at", self.socket.display(), error).next("see whether it is stuck")
         };
-        let stream = control::connect(&self.socket, PATIENCE).map_err(|error| failed(&error))?;
+        let stream = connect(&self.socket, self.foreign).map_err(|error| failed(&error))?;
+        let most = if self.foreign.is_some() { FOREIGN_ANSWER_MAX } else { ANSWER_MAX };
         wire::send(&stream, &Order { command: command.to_owned(), verb }).map_err(|error| failed(&error))?;
         let mut reader = BufReader::new(&stream);
+        // What others have named is shown as text, and so is what users of the pool have, to whoever looks at it himself.
+        let receive =
+            if self.foreign.is_some() || io::stdout().is_terminal() { wire::receive_harmless::<Told> } else { wire::receive::<Told> };
         loop {
-            match wire::receive::<Told>(&mut reader, ANSWER_MAX).map_err(|error| failed(&error))? {
+            match receive(&mut reader, most).map_err(|error| failed(&error))? {
                 None => {
                     return Err(Failure::new("the process that owns the pool ended before it answered")
                         .next("`nacre pool import` imports the pool again"));
@@ -114,7 +126,7 @@ impl Owned {
     /// Whether the process still owns it: one that is just ending takes a connection, and closes it without an answer.
     pub fn lives(&self) -> bool {
         let ask = || {
-            let stream = control::connect(&self.socket, PATIENCE)?;
+            let stream = connect(&self.socket, self.foreign)?;
             stream.set_read_timeout(Some(PATIENCE))?;
             wire::send(&stream, &Order { command: String::new(), verb: Verb::Pool(pool::Request::List) })?;
             wire::receive::<Told>(&mut BufReader::new(&stream), ANSWER_MAX)
@@ -136,7 +148,7 @@ impl Owned {
     /// # Errors
     /// It does not answer, or is gone.
     pub fn process(&self) -> io::Result<OwnedFd> {
-        let stream = control::connect(&self.socket, PATIENCE)?;
+        let stream = connect(&self.socket, self.foreign)?;
         let peer = rustix::net::sockopt::socket_peercred(&stream)?;
         Ok(pidfd_open(peer.pid, PidfdFlags::empty())?)
     }
@@ -158,24 +170,58 @@ fn nonsense() -> Failure {
     Failure::new("the process that owns the pool answers something else than was asked").next("is it of another version of nacre?")
 }
 
-/// Whether somebody listens there.
-fn answers(socket: &Path) -> bool {
-    // Anything but a refusal: who does not accept in time is there all the same.
-    !matches!(
-        control::connect(socket, PATIENCE),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied)
-    )
+/// Connects to a socket; to that of another user only where that user answers.
+fn connect(socket: &Path, foreign: Option<u32>) -> io::Result<UnixStream> {
+    let stream = control::connect(socket, PATIENCE)?;
+    if let Some(uid) = foreign {
+        if rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw() != uid {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        stream.set_read_timeout(Some(FOREIGN_PATIENCE))?;
+    }
+    Ok(stream)
+}
+
+/// The pool whose socket this is, where somebody listens there.
+fn answering(directory: &Path, socket: PathBuf) -> Option<Owned> {
+    let foreign = if directory == runtime::ours() { None } else { Some(owner(directory, FileType::Directory)?) };
+    if foreign.is_some_and(|uid| owner(&socket, FileType::Socket) != Some(uid)) {
+        return None;
+    }
+    match connect(&socket, foreign) {
+        // Of ours, who does not accept in time is there all the same.
+        Err(error)
+            if foreign.is_none()
+                && !matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::PermissionDenied
+                ) => {}
+        Err(_) => return None,
+        Ok(_) => {}
+    }
+    Some(Owned { socket, foreign })
+}
+
+/// Whose a file of this type is; `None` for another type.
+fn owner(path: &Path, wanted: FileType) -> Option<u32> {
+    let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    (FileType::from_raw_mode(stat.st_mode) == wanted).then_some(stat.st_uid)
 }
 
 /// The pool of this name, ours before others'; `None` where nobody owns it.
 pub fn find(name: &str) -> Option<Owned> {
     let file = file(name);
-    runtime::all().into_iter().map(|directory| directory.join(&file)).find(|socket| answers(socket)).map(|socket| Owned { socket })
+    runtime::all().into_iter().find_map(|directory| {
+        let socket = directory.join(&file);
+        answering(&directory, socket)
+    })
 }
 
-/// Whether somebody owns a pool of this name and will go on doing so.
+/// Whether we own a pool of this name and will go on doing so. Others' names are no hindrance.
 pub fn lives(name: &str) -> bool {
-    find(name).is_some_and(|owned| owned.lives())
+    let ours = runtime::ours();
+    let socket = ours.join(file(name));
+    answering(&ours, socket).is_some_and(|owned| owned.lives())
 }
 
 /// The pool of this name.
@@ -193,9 +239,17 @@ pub fn owned(name: &str) -> Result<Owned, Failure> {
 
 /// All pools that somebody owns.
 pub fn all() -> Vec<Owned> {
-    let files = runtime::all().into_iter().flat_map(|directory| runtime::children(&directory));
-    let sockets = files.filter(|path| path.extension().is_some_and(|end| end == END));
-    sockets.filter(|socket| answers(socket)).map(|socket| Owned { socket }).collect()
+    runtime::all().iter().flat_map(|directory| within(directory)).collect()
+}
+
+/// All pools that are ours: what is done to all is done to these.
+pub fn ours() -> Vec<Owned> {
+    within(&runtime::ours())
+}
+
+fn within(directory: &Path) -> Vec<Owned> {
+    let sockets = runtime::children(directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == END));
+    sockets.filter_map(|socket| answering(directory, socket)).collect()
 }
 
 #[cfg(test)]

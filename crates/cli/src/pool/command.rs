@@ -194,6 +194,7 @@ fn import() -> Command {
         .arg(option('T', "txg", "TXG", "Go back to the state after this transaction group").value_parser(value_parser!(u64)))
         .arg(flag('n', "only-say", "With -F: only say what would be done"))
         .arg(flag('N', "no-mounts", "Mount nothing"))
+        .arg(flag('t', "temporary", "The new name is for this import alone: the pool keeps its own"))
         .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
         .arg(altroot())
         .arg(cache())

@@ -1,4 +1,7 @@
 //! Pools that could be imported: labels on devices.
+//!
+//! Invariant: of several copies of a device (backups of its file lie about) the newest is taken; one that is older than the rest of its pool is none of it,
+//! and two of which neither is older are refused.
 
 use super::{dates, known};
 use crate::report::printable;
@@ -11,7 +14,10 @@ use nacre_pool::{
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::ffi::OsStrExt,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -22,7 +28,28 @@ pub struct Candidate {
     pub identity: Identity,
     /// Its devices as found, by their place in the pool.
     pub devices: BTreeMap<u16, PathBuf>,
+    /// Two files that claim to be the same device of it, and neither is older.
+    pub twins: Option<(PathBuf, PathBuf)>,
 }
+
+/// A device by its labels.
+struct Found {
+    path: PathBuf,
+    identity: Identity,
+    /// The newest root record on it, 0 without any.
+    generation: u64,
+    /// What it is, whatever its path.
+    itself: (u64, u64),
+}
+
+impl Found {
+    fn age(&self) -> (u64, u64) {
+        (self.identity.revision, self.generation)
+    }
+}
+
+/// Root records go to so many devices.
+const ROOT_DEVICES: u16 = 3;
 
 /// Why nothing was read from a device.
 enum Unread {
@@ -39,7 +66,7 @@ pub struct Search {
     pub pools: Vec<Candidate>,
     /// Somebody uses one of the devices.
     pub busy: bool,
-    /// Devices with a label that this program cannot read: which, and why.
+    /// Devices that are not taken: which, and why.
     pub refused: Vec<(PathBuf, String)>,
 }
 
@@ -49,35 +76,67 @@ pub fn search(places: &[PathBuf]) -> Search {
         [] => block_devices().into_iter().chain(known::devices()).collect(),
         places => places.iter().flat_map(|place| files(place)).collect(),
     };
-    let mut found: BTreeMap<u64, Candidate> = BTreeMap::new();
+    let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
     let mut search = Search::default();
     for path in paths {
-        match probe(&path) {
-            Ok(Some(identity)) => enter(&mut found, identity, path),
-            Ok(None) => {}
-            Err(Unread::Busy) => search.busy = true,
-            Err(Unread::Refused(why)) => search.refused.push((path, why)),
-        }
+        look(&path, &mut found, &mut search);
     }
     // A device that is not where we look may be where it was last.
-    let missing: Vec<PathBuf> = found.values().flat_map(Candidate::missing).collect();
+    let missing: Vec<PathBuf> =
+        found.values().filter_map(|devices| choose(devices, &mut Vec::new())).flat_map(|pool| pool.missing()).collect();
     for path in missing {
-        if let Ok(Some(identity)) = probe(&path)
-            && found.contains_key(&identity.pool)
-        {
-            enter(&mut found, identity, path);
+        let mut others = BTreeMap::new();
+        look(&path, &mut others, &mut Search::default());
+        for (pool, devices) in others {
+            if let Some(there) = found.get_mut(&pool) {
+                there.extend(devices);
+            }
         }
     }
-    search.pools = found.into_values().collect();
+    search.pools = found.values().filter_map(|devices| choose(devices, &mut search.refused)).collect();
     search
 }
 
-fn enter(found: &mut BTreeMap<u64, Candidate>, identity: Identity, path: PathBuf) {
-    let candidate = found.entry(identity.pool).or_insert_with(|| Candidate { identity: identity.clone(), devices: BTreeMap::new() });
-    candidate.devices.entry(identity.index).or_insert(path);
-    if candidate.identity.revision < identity.revision {
-        candidate.identity = identity;
+fn look(path: &Path, found: &mut BTreeMap<u64, Vec<Found>>, search: &mut Search) {
+    match probe(path) {
+        Ok(Some(device)) => found.entry(device.identity.pool).or_default().push(device),
+        Ok(None) => {}
+        Err(Unread::Busy) => search.busy = true,
+        Err(Unread::Refused(why)) => search.refused.push((path.to_owned(), why)),
     }
+}
+
+/// What of these devices makes up the pool; the others are told.
+fn choose(devices: &[Found], refused: &mut Vec<(PathBuf, String)>) -> Option<Candidate> {
+    let newest = devices.iter().max_by_key(|device| device.age())?;
+    let roots = devices.iter().map(|device| device.generation).max().unwrap_or(0);
+    let mut pool = Candidate { identity: newest.identity.clone(), devices: BTreeMap::new(), twins: None };
+    let mut chosen: BTreeMap<u16, &Found> = BTreeMap::new();
+    let mut pass_over = |device: &Found| {
+        refused.push((
+            device.path.clone(),
+            format!("an older copy of device {} of pool '{}': passed over", device.identity.index, device.identity.name),
+        ));
+    };
+    for device in devices {
+        // A crash may have cut short one writing of all labels, and one root record.
+        let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
+        if device.identity.revision + 1 < newest.identity.revision || rooted && device.generation + 1 < roots {
+            pass_over(device);
+            continue;
+        }
+        match chosen.get(&device.identity.index).copied() {
+            Some(there) if there.itself == device.itself => {}
+            Some(there) if there.age() == device.age() => pool.twins = Some((there.path.clone(), device.path.clone())),
+            Some(there) if there.age() > device.age() => pass_over(device),
+            there => {
+                there.into_iter().for_each(&mut pass_over);
+                chosen.insert(device.identity.index, device);
+            }
+        }
+    }
+    pool.devices = chosen.into_iter().map(|(index, device)| (index, device.path.clone())).collect();
+    Some(pool)
 }
 
 fn files(place: &Path) -> Vec<PathBuf> {
@@ -98,18 +157,23 @@ fn block_devices() -> Vec<PathBuf> {
 }
 
 /// Whose device it is. What cannot be opened (somebody uses it, or it is none of ours) is not importable.
-fn probe(path: &Path) -> Result<Option<Identity>, Unread> {
+fn probe(path: &Path) -> Result<Option<Found>, Unread> {
     // A directory full of pipes and devices must not hang us: only what a pool can lie on is opened.
     let device = match FileDevice::open(path, false) {
         Ok(device) => device,
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(Unread::Busy),
         Err(_) => return Ok(None),
     };
-    match label::probe(&device) {
-        Ok(identity) => Ok(identity),
-        Err(PoolError::Refused(why)) => Err(Unread::Refused(why)),
-        Err(_) => Ok(None),
-    }
+    let identity = match label::probe(&device) {
+        Ok(Some(identity)) => identity,
+        Err(PoolError::Refused(why)) => return Err(Unread::Refused(why)),
+        Ok(None) | Err(_) => return Ok(None),
+    };
+    let Ok(there) = fs::metadata(path) else { return Ok(None) };
+    let itself = if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
+    // A device whose root records cannot be read has none.
+    let generation = label::roots(&device, identity.pool).ok().and_then(|roots| roots.last().map(|root| root.generation)).unwrap_or(0);
+    Ok(Some(Found { path: path.to_owned(), identity, generation, itself }))
 }
 
 impl Candidate {
@@ -167,5 +231,61 @@ impl Candidate {
             text.push_str(&format!("\t{name:<width$}  {}\n", if self.has(index) { "ONLINE" } else { "UNAVAIL  cannot open" }));
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_pool::label::Member;
+
+    fn device(path: &str, index: u16, revision: u64, generation: u64, itself: u64) -> Found {
+        let member = |guid| Member { guid, length: 64 << 20, path: Vec::new() };
+        let identity = Identity {
+            revision,
+            incompatible: 0,
+            read_only_compatible: 0,
+            compatible: 0,
+            pool: 7,
+            name: "tank".to_owned(),
+            state: PoolState::Exported,
+            host: (1, "here".to_owned()),
+            time: 1,
+            slot: 4 << 20,
+            index,
+            members: vec![member(1), member(2)],
+        };
+        Found { path: path.into(), identity, generation, itself: (0, itself) }
+    }
+
+    fn chosen(devices: &[Found]) -> (Vec<String>, Vec<String>, bool) {
+        let mut refused = Vec::new();
+        let pool = choose(devices, &mut refused).unwrap();
+        let paths = pool.devices.values().map(|path| path.display().to_string()).collect();
+        (paths, refused.into_iter().map(|(path, _)| path.display().to_string()).collect(), pool.twins.is_some())
+    }
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_newest_copy_of_a_device_is_taken() {
+        let all = [device("bak", 0, 3, 10, 1), device("img", 0, 3, 50, 2), device("link", 0, 3, 50, 2), device("two", 1, 3, 50, 3)];
+        assert_eq!(chosen(&all), (words(&["img", "two"]), words(&["bak"]), false));
+        let [bak, _, _, two] = all;
+        // The old copy alone is no part of what the other device is.
+        assert_eq!(chosen(&[bak, two]), (words(&["two"]), words(&["bak"]), false));
+        // A crash between two devices' labels.
+        assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 3, 8, 2)]), (words(&["a", "b"]), Vec::new(), false));
+        assert_eq!(chosen(&[device("a", 0, 5, 9, 1), device("b", 1, 3, 9, 2)]).0, words(&["a"]));
+        // A device that was added a moment ago has no root records.
+        assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 4, 0, 2)]).0, words(&["a", "b"]));
+    }
+
+    #[test]
+    fn twins_are_told() {
+        assert!(chosen(&[device("a", 0, 4, 9, 1), device("b", 0, 4, 9, 2)]).2);
+        assert!(!chosen(&[device("a", 0, 4, 9, 1), device("b", 0, 4, 8, 2)]).2);
     }
 }

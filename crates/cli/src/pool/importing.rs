@@ -128,6 +128,11 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
             .exit(Exit::Busy)
             .next(format!("`nacre pool import {old} NEWNAME` gives it another name")));
     }
+    if let Some((a, b)) = &candidate.twins {
+        return Err(Failure::new(format!("{doing}: '{}' and '{}' are copies of the same device", a.display(), b.display()))
+            .exit(Exit::Busy)
+            .next("name the one that is meant: -d FILE"));
+    }
     if !candidate.is_whole() {
         return Err(Failure::new(format!("{doing}: one or more devices is currently unavailable"))
             .next("`nacre pool import` shows which; -d says where to look"));
@@ -143,7 +148,7 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     if what.only_say {
         return foresee(&doing, &devices);
     }
-    let how = How::Import { old, read_only, txg: what.txg, rewind: what.rewind };
+    let how = How::Import { old, read_only, txg: what.txg, rewind: what.rewind, temporary: what.temporary };
     let (altroot, cache) = (what.altroot.clone(), run::cache(what.cache)?);
     Start { name, devices, how, properties, altroot, mount: what.mount, cache, command: command.to_owned() }.start()
 }

@@ -90,6 +90,7 @@ pub struct ToImport {
     pub altroot: Option<PathBuf>,
     pub force: bool,
     pub rewind: bool,
+    pub temporary: bool,
     pub txg: Option<u64>,
     pub only_say: bool,
     pub mount: bool,
@@ -285,6 +286,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         altroot,
         force: matches.get_flag("force"),
         rewind: matches.get_flag("rewind"),
+        temporary: matches.get_flag("temporary"),
         txg: matches.get_one::<u64>("txg").copied(),
         only_say: matches.get_flag("only-say"),
         mount: !matches.get_flag("no-mounts"),
@@ -292,6 +294,9 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     };
     if import.all && import.name.is_some() {
         return Err(Failure::usage("-a imports all pools: none is to be named"));
+    }
+    if import.temporary && import.new.is_none() {
+        return Err(Failure::usage("-t wants a name: nacre pool import -t POOL NEWNAME"));
     }
     if import.only_say && !import.rewind {
         return Err(Failure::usage("-n goes with -F: what would be given up is said"));

@@ -6,6 +6,7 @@
 
 use super::{
     client, importing, known,
+    log_file::LogFile,
     mounts::FuseMounts,
     start::{self, How, Start},
     wire::{self, ORDER_MAX},
@@ -35,7 +36,7 @@ use std::{
     os::{
         fd::OwnedFd,
         unix::{
-            fs::{MetadataExt, OpenOptionsExt},
+            fs::MetadataExt,
             net::{UnixListener, UnixStream},
         },
     },
@@ -234,7 +235,7 @@ fn get_ready(start: &Start, office: &Office) -> Result<(), Failure> {
 /// Keeps where the pool lies, so that an import finds it.
 fn keep(imported: &Imported) {
     let devices = imported.devices.read().iter().map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device))).collect();
-    if let Err(failure) = known::keep(imported.store.identity().pool, &imported.name(), devices) {
+    if let Err(failure) = known::keep(imported.store.identity().pool, &imported.store.identity().name, devices) {
         tracing::warn!(error = %failure, "an import will have to be told where the pool lies");
     }
 }
@@ -251,14 +252,7 @@ fn drop_empty_log(directory: &Path, start: &Start) {
 /// What is worth a line goes to a file beside the socket; it begins anew with each import.
 fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
     let path = directory.join(client::file(&start.name)).with_extension("log");
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
-        .open(&path);
-    let file = file.map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
+    let file = LogFile::start(&path).map_err(|error| Failure::io("cannot open the log", path.display(), &error))?;
     let builder =
         tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::INFO).with_target(false).with_ansi(false);
     let started = builder.with_writer(std::sync::Mutex::new(file)).try_init();
@@ -268,7 +262,9 @@ fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
 /// Exports because the process must end.
 fn leave(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
-    let exported = fs::unmount_all(&office.imported, &*office.mounts, true).and_then(|()| Ok(office.imported.export()?));
+    let unmounted = fs::leave_all(&*office.mounts);
+    // What was accepted becomes durable, whatever became of the mounts.
+    let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
     exported.map_err(|refusal| {
         tracing::error!(error = %refusal, "the pool was not exported in order");
         client::failure(&refusal)
@@ -281,7 +277,7 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
         true => PathBuf::from("/"),
         false => std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
     };
-    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, home }
+    Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home }
 }
 
 fn import(start: &Start) -> Result<Imported, Refusal> {
@@ -304,8 +300,11 @@ fn import(start: &Start) -> Result<Imported, Refusal> {
             drop(fresh.take());
             return Ok(imported);
         }
-        How::Import { old, read_only, txg, rewind } => {
-            let name = (start.name != *old).then_some(start.name.as_str());
+        How::Import { old, read_only, txg, rewind, temporary } => {
+            let other = start.name != *old;
+            let name = (other && !temporary).then_some(start.name.as_str());
+            let alias = (other && *temporary).then(|| start.name.clone());
+            let opening = Opening { alias, ..opening };
             let opened = open_devices(&start.devices, !read_only)?;
             let access = match (read_only, txg) {
                 (true, _) => Access::ReadOnly,
@@ -409,6 +408,8 @@ fn obey(signals: Signals, office: Arc<Office>) -> Result<(), Failure> {
             match signals.next() {
                 Ok(Signal::Interrupt | Signal::Terminate) => {
                     office.ending.store(true, Ordering::SeqCst);
+                    // Whoever waits for a device would keep us from ending.
+                    office.imported.failing.give_up();
                     office.tell();
                 }
                 Ok(Signal::Hangup | Signal::User1) => {}
@@ -498,6 +499,12 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
             let (changes, ends) = (request.changes(), request.ends());
             let destroys = matches!(request, pool::Request::Destroy { .. });
             let adds = matches!(request, pool::Request::Add { .. });
+            match request {
+                // Another order may wait for a device, and hold what we need.
+                pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => imported.failing.give_up(),
+                pool::Request::Clear => imported.failing.try_again(),
+                _ => {}
+            }
             let _changing = changes.then(|| office.changing.lock());
             if ends {
                 // Afterwards nothing is written any more.

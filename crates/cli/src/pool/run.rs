@@ -75,7 +75,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Add { name, devices, size, force, only_say } => add(&name, devices, size, force, only_say, command)?,
         PoolOrder::Import(what) => return importing::import(what, command),
         PoolOrder::Export { names, all, force } => {
-            for owned in if all { client::all() } else { named(&names)? } {
+            for owned in if all { client::ours() } else { named(&names)? } {
                 leave(&owned, command, Request::Export { force })?;
             }
         }
@@ -97,7 +97,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         }
         PoolOrder::Wait { name } => done(&client::owned(&name)?, "", Request::AwaitScrub)?,
         PoolOrder::Sync { names } => {
-            for owned in some(&names)? {
+            for owned in if names.is_empty() { client::ours() } else { named(&names)? } {
                 done(&owned, "", Request::Sync)?;
             }
         }

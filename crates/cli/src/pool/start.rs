@@ -36,6 +36,8 @@ pub enum How {
         txg: Option<u64>,
         /// Back to the newest state that can be read, where the last one cannot.
         rewind: bool,
+        /// The new name is this import's alone.
+        temporary: bool,
     },
 }
 

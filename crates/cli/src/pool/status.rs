@@ -40,6 +40,16 @@ pub fn text(status: &Status, names: bool) -> String {
 /// What is wrong, and what to do.
 fn advice(status: &Status) -> Vec<(&'static str, String)> {
     let figures = &status.figures;
+    if let Some(why) = figures.suspended.as_ref().filter(|_| figures.waits) {
+        let cure = format!(
+            "Cure the device, or make room where it lies: what waits goes on by itself, 'nacre pool clear {0}' tries again at once.\n'nacre pool export -f {0}' gives it up.",
+            figures.name
+        );
+        return vec![
+            ("status", format!("A write has failed, and everybody waits until it can be made (failmode=wait).\n{why}")),
+            ("action", cure),
+        ];
+    }
     if let Some(why) = &figures.suspended {
         return vec![
             ("status", format!("A write has failed, and nothing is accepted any more. What was durable before is.\n{why}")),
@@ -69,7 +79,8 @@ fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
     Some(match scrub.phase {
         Phase::Never => return None,
         Phase::Finished => {
-            format!("scrub repaired 0B in {} with {} errors on {}", dates::length(seconds), scrub.errors, dates::long(scrub.ended))
+            let (repaired, ended) = (human_bytes(scrub.repaired), dates::long(scrub.ended));
+            format!("scrub repaired {repaired} in {} with {} errors on {ended}", dates::length(seconds), scrub.errors)
         }
         Phase::Canceled => format!("scrub canceled on {}", dates::long(scrub.ended)),
         Phase::Running | Phase::Paused => {
@@ -88,10 +99,11 @@ fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
                 _ => format!(", {} to go", dates::length(left)),
             };
             format!(
-                "{head}\n\t{} / {} scanned at {}/s\n\t{} errors, {}.{:02}% done{to_go}",
+                "{head}\n\t{} / {} scanned at {}/s\n\t{} repaired, {} errors, {}.{:02}% done{to_go}",
                 human_bytes(scrub.examined),
                 human_bytes(scrub.total),
                 human_bytes(speed),
+                human_bytes(scrub.repaired),
                 scrub.errors,
                 done / 100,
                 done % 100,
@@ -176,7 +188,10 @@ mod tests {
         assert!(text(&status, false).ends_with("errors: 2 data errors, use '-v' for a list\n"));
         assert!(text(&status, true).ends_with("in the following files:\n\n        tank:/a\n"));
         status.figures.suspended = Some("writing /srv/a: no".to_owned());
-        assert!(text(&status, false).contains("status: A write has failed"));
+        assert!(text(&status, false).contains("status: A write has failed, and nothing is accepted any more"));
+        status.figures.waits = true;
+        let waiting = text(&status, false);
+        assert!(waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"), "{waiting}");
     }
 
     #[test]
@@ -185,6 +200,6 @@ mod tests {
         status.scrub =
             ScrubReport { phase: Phase::Running, total: 1000, examined: 250, elapsed: 1000, started: 5, ..ScrubReport::default() };
         status.figures.now = 6;
-        assert!(text(&status, false).contains("250B / 1000B scanned at 250B/s\n\t0 errors, 25.00% done, 00:00:03 to go"));
+        assert!(text(&status, false).contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go"));
     }
 }

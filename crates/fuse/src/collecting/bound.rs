@@ -19,7 +19,12 @@ const UNDER_WAY: u64 = 64 * MIB;
 /// For each file: what its writer dirties between two checks, and what is on its way to us.
 const PER_FILE: u64 = MIB;
 /// The limit that is set, bytes: the kernel's own share grows with memory.
-const WANTED: u64 = 32 * MIB;
+pub(crate) const WANTED: u64 = 32 * MIB;
+/// The most that is set where the layer has room for it, bytes: scattered small writes become few large ones where they are held back together.
+const WANTED_MOST: u64 = 1024 * MIB;
+/// This part of the layer's room may be held back, and of what the system may have dirty.
+const PART_OF_ROOM: u64 = 16;
+const PART_OF_DIRTY: u64 = 4;
 /// The share of the dirty limit that a mount has at first, per cent.
 const SHARE: u64 = 1;
 /// Where `/proc/vmstat` cannot be read: more than any limit.
@@ -46,11 +51,22 @@ impl Cached {
     }
 }
 
-/// Makes sure that there is a strict limit, and lowers it to what is wanted.
+/// The limit that is wanted where a layer has so much room, bytes.
+pub(crate) fn wanted(room: u64) -> u64 {
+    let page = rustix::param::page_size() as u64;
+    let dirty = fs::read_to_string("/proc/vmstat").ok().and_then(|text| threshold(&text)).unwrap_or(0).saturating_mul(page);
+    wanted_of(room, dirty)
+}
+
+fn wanted_of(room: u64, dirty: u64) -> u64 {
+    (room / PART_OF_ROOM).min(dirty / PART_OF_DIRTY).clamp(WANTED, WANTED_MOST)
+}
+
+/// Makes sure that there is a strict limit, and sets it to what is wanted, bytes.
 ///
 /// # Errors
 /// Why there is none.
-pub(crate) fn limit(device: u64) -> Result<(), String> {
+pub(crate) fn limit(device: u64, wanted: u64) -> Result<(), String> {
     let strict = path(device, "strict_limit");
     let is_strict = || fs::read_to_string(&strict).map(|text| text.trim() == "1");
     match is_strict() {
@@ -64,10 +80,10 @@ pub(crate) fn limit(device: u64) -> Result<(), String> {
         Err(error) => return Err(format!("{} cannot be read: {error}", strict.display())),
     }
     let most = path(device, "max_bytes");
-    if number(&most).is_none_or(|bytes| bytes > WANTED)
-        && let Err(error) = fs::write(&most, WANTED.to_string())
-    {
-        tracing::debug!(%error, path = %most.display(), "the limit stays as it is");
+    // At first it is a share of memory, which may be less than is wanted here.
+    if wanted > WANTED || number(&most).is_none_or(|bytes| bytes > wanted) {
+        let set = fs::write(&most, wanted.to_string());
+        set.unwrap_or_else(|error| tracing::debug!(%error, path = %most.display(), "the limit stays as it is"));
     }
     Ok(())
 }
@@ -103,6 +119,15 @@ mod tests {
     fn the_threshold_is_found_by_its_whole_name() {
         assert_eq!(threshold("nr_dirty 5\nnr_dirty_threshold_x 1\nnr_dirty_threshold 1215776\n"), Some(1_215_776));
         assert_eq!(threshold("nr_dirty 5\n"), None);
+    }
+
+    #[test]
+    fn the_limit_grows_with_the_room_and_with_memory() {
+        assert_eq!(wanted_of(0, u64::MAX), WANTED);
+        assert_eq!(wanted_of(u64::MAX, 0), WANTED);
+        assert_eq!(wanted_of(16 * 100 * MIB, u64::MAX), 100 * MIB);
+        assert_eq!(wanted_of(u64::MAX, 4 * 200 * MIB), 200 * MIB);
+        assert_eq!(wanted_of(u64::MAX, u64::MAX), WANTED_MOST);
     }
 
     #[test]

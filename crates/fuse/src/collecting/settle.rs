@@ -13,6 +13,7 @@ use fusewire::{
 };
 use nacre_vfs::{Errno, Result};
 use rustix::io::Errno as SysErrno;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -72,7 +73,7 @@ impl Collecting {
 
     /// Where the mount is.
     pub fn place(&self) -> Place {
-        Place { mountpoint: self.mountpoint.clone(), device: self.device() }
+        Place { mountpoint: self.mountpoint.clone(), device: self.device(), generation: self.generation.load(Ordering::Acquire) }
     }
 
     /// Answers a request of such a thread where it is about its own file handles; false where it is like any other.

@@ -4,7 +4,7 @@ use crate::{
     collecting,
     door::{Door, caller},
     failure::Outcome,
-    wire,
+    replacing, wire,
 };
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
@@ -69,23 +69,7 @@ impl Door {
             Some(SetTime::To(time)) => time,
             _ => Time::default(),
         };
-        Ok(Attr {
-            id,
-            kind: Kind::File,
-            mode: 0,
-            nlink: 0,
-            uid: 0,
-            gid: 0,
-            rdev_major: 0,
-            rdev_minor: 0,
-            size: 0,
-            blocks: 0,
-            blksize: 4096,
-            atime: mtime,
-            mtime,
-            ctime: mtime,
-            btime: None,
-        })
+        Ok(Attr { atime: mtime, mtime, ctime: mtime, ..replacing::vanished(id) })
     }
 
     /// Whether this is the kernel passing on a time that it has from before a direct write.
@@ -142,6 +126,8 @@ impl Door {
     /// The node with the open file that the request names, else with any open file of it.
     fn node_and_own_file(&self, nodeid: u64, fh: Option<u64>) -> Outcome<(Node, Option<Opened>)> {
         match fh.and_then(|fh| self.files.get(fh)) {
+            // It was open before its file was replaced by another one, which is not to be changed instead.
+            None if fh.is_some() && self.inodes.by_number() => Err(Errno::ESTALE.into()),
             Some(handle) if handle.nodeid == nodeid => Ok((self.node(nodeid)?, Some(std::sync::Arc::clone(&handle.file)))),
             Some(_) => Err(Errno::EBADF.into()),
             None => self.node_and_file(nodeid),

@@ -150,7 +150,9 @@ impl Listing<'_, '_, '_> {
         if self.door.attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
             return false;
         }
-        if let Some(known) = self.door.inodes.node(nodeid).filter(|known| !known.same(&entry.node)) {
+        if !self.door.inodes.by_number()
+            && let Some(known) = self.door.inodes.node(nodeid).filter(|known| !known.same(&entry.node))
+        {
             self.adoptions.push((known, entry.node.clone()));
         }
         true
@@ -161,7 +163,10 @@ impl Listing<'_, '_, '_> {
         if let Some(known) = registered.known {
             self.adoptions.push((known, entry.node.clone()));
         }
-        wire::entry(registered.nodeid, &entry.attr, self.names, self.door.attr_time(registered.nodeid, &entry.node, &entry.attr))
+        let attributes = self.door.attr_time(registered.nodeid, &entry.node, &entry.attr);
+        let mut out = wire::entry(registered.nodeid, &entry.attr, self.names, attributes);
+        out.generation = self.door.generation(&entry.attr);
+        out
     }
 }
 
@@ -179,5 +184,9 @@ impl DirSink for Listing<'_, '_, '_> {
             _ => abi::EntryOut::default(),
         };
         self.add(&out, entry.ino, entry.next, d_type, name)
+    }
+
+    fn room(&self, _attributes: bool) -> usize {
+        self.directory.room(self.plus)
     }
 }

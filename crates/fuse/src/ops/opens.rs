@@ -36,7 +36,8 @@ impl Door {
         let flags = layer_flags(flags);
         let caller = caller(header);
         let (node, kept) = self.node_and_kept(header, flags)?;
-        if runs && !self.options.default_permissions {
+        // Layers of several file systems may let programs be run in some of them only.
+        if runs && (!self.options.default_permissions || self.inodes.by_number()) {
             self.layer.access(&caller, &node, EXECUTE)?;
         }
         if flags.truncates() && !flags.writes() && self.inodes.node_and_id(header.nodeid).is_some_and(|(_, id)| self.running.runs(id.ino)) {
@@ -157,7 +158,9 @@ impl Door {
 
     /// The open file behind a handle.
     pub(crate) fn handle_of(&self, fh: u64) -> Outcome<Arc<OpenHandle>> {
-        self.files.get(fh).ok_or(Errno::EBADF.into())
+        // What was open before its file was replaced by another one.
+        let unknown = if self.inodes.by_number() { Errno::ESTALE } else { Errno::EBADF };
+        self.files.get(fh).ok_or(unknown.into())
     }
 
     /// Clears set-id bits and capabilities, as the native call would have for this caller.

@@ -10,7 +10,7 @@ use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node,
 use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    sync::{Arc, OnceLock, atomic::Ordering},
+    sync::{Arc, OnceLock},
 };
 
 /// The name in the root of a file system.
@@ -145,12 +145,22 @@ impl Control {
         let mut open = self.open.lock();
         let tree = self.tree(txg);
         let Some(volume) = open.get(&tree) else { return true };
-        if volume.open.load(Ordering::Acquire) > 0 && !force {
+        if volume.is_open() && !force {
             return false;
         }
         volume.end();
         open.remove(&tree);
         true
+    }
+
+    /// Whether files of any snapshot are open.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.lock().values().any(|volume| volume.is_open())
+    }
+
+    /// Lets go of all snapshots.
+    pub(super) fn end(&self) {
+        self.open.lock().drain().for_each(|(_, volume)| volume.end());
     }
 
     fn verbs(&self) -> Result<&dyn SnapshotDirectory> {

@@ -59,10 +59,10 @@ impl Drop for DatasetFile {
 }
 
 impl DatasetFile {
-    /// A file that may be opened so.
-    pub(super) fn new(pool: &Arc<Pool>, placed: &Placed, flags: OpenFlags, member: &Arc<Member>) -> DatasetFile {
+    /// A file that may be opened so; `quiet` where reading changes no access time.
+    pub(super) fn new(pool: &Arc<Pool>, placed: &Placed, (flags, quiet): (OpenFlags, bool), member: &Arc<Member>) -> DatasetFile {
         placed.volume.open.fetch_add(1, Ordering::AcqRel);
-        let touches = !placed.volume.is_past() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
+        let touches = !quiet && !placed.volume.is_past() && flags.raw() & rustix::fs::OFlags::NOATIME.bits() == 0;
         DatasetFile {
             pool: Arc::clone(pool),
             locks: placed.volume.locks.of(placed.inode.number()),
@@ -80,7 +80,8 @@ impl DatasetFile {
 
     fn write_at(&self, data: &[u8], offset: Option<u64>) -> Result<usize> {
         self.writable()?;
-        let files = self.placed.files()?;
+        let _entered = self.placed.volume.enter()?;
+        let files = self.placed.volume.files.files();
         let written = match offset {
             // It was accepted long ago.
             Some(_) if nacre_vfs::is_arriving() => files.write_held(&self.placed.inode, offset, data),
@@ -110,6 +111,8 @@ impl OpenFile for DatasetFile {
         }
         let files = self.placed.files()?;
         let count = files.read(&self.placed.inode, offset, buffer).map_err(errno)?;
+        // It may have become another file meanwhile.
+        self.placed.volume.usable()?;
         if self.touches {
             files.touch(&self.placed.inode).map_err(errno)?;
         }
@@ -142,7 +145,8 @@ impl OpenFile for DatasetFile {
             return Err(Errno::EINVAL);
         }
         let grow = !mode.any(AllocateMode::KEEP_SIZE);
-        let files = self.placed.files()?;
+        let _entered = self.placed.volume.enter()?;
+        let files = self.placed.volume.files.files();
         match mode.0 & !AllocateMode::KEEP_SIZE {
             // Room cannot be set aside where each write goes to a new place: as with ZFS, only the size is made.
             0 => {
@@ -185,17 +189,22 @@ impl OpenFile for DatasetFile {
         if Arc::ptr_eq(&self.placed.inode, &target.placed.inode) && overlap {
             return Err(Errno::EINVAL);
         }
-        let whole_records = Range { from: offset, to: target_offset, length };
+        let range = Range { from: offset, to: target_offset, length };
+        let mut step = STEP;
         if self.placed.beside(&target.placed).is_ok() {
             // What can be shared needs no room and no time; the kernel goes on with the rest.
             target.writable()?;
-            let files = target.placed.files()?;
-            let shared = files.share(&self.placed.inode, &target.placed.inode, whole_records).map_err(errno)?;
+            let _entered = target.placed.volume.enter()?;
+            let files = target.placed.volume.files.files();
+            let shared = files.share(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
             if shared > 0 {
                 return Ok(shared);
             }
+            // The part of a record, or one that many small writes went to: what follows is shared again.
+            let until = files.until_sharing(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
+            step = until.map_or(STEP, |until| until.min(STEP));
         }
-        let mut buffer = vec![0; length.min(STEP) as usize];
+        let mut buffer = vec![0; length.min(step) as usize];
         let count = self.read(&mut buffer, offset)?;
         let written = target.write(buffer.get(..count).unwrap_or_default(), target_offset)?;
         Ok(written as u64)

@@ -81,10 +81,13 @@ impl Gathering {
         written_to.map(|member| member.files.files().room()).min().unwrap_or(u64::MAX)
     }
 
-    /// So much was written: looks at the room now and then.
-    fn written(&self, bytes: u64) {
+    /// So much was written, out of what doors held back where it is `arriving`: looks at the room now and then.
+    fn written(&self, bytes: u64, arriving: bool) {
         if self.tight.load(Ordering::Acquire) {
-            // It arrived, or it was never on its way: the bound only becomes less sharp.
+            // What is written directly was never on its way.
+            if !arriving {
+                return;
+            }
             let less = |coming: u64| Some(coming.saturating_sub(bytes));
             let _ = self.coming.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
         } else if self.since.fetch_add(bytes, Ordering::AcqRel) + bytes >= STEP {
@@ -148,7 +151,7 @@ impl Member {
 
     /// So much was written to the dataset, by whatever way.
     pub(super) fn written(&self, bytes: usize) {
-        self.all.written(bytes as u64);
+        self.all.written(bytes as u64, nacre_vfs::is_arriving());
     }
 
     fn held(&self) -> u64 {

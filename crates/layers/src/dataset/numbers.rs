@@ -5,7 +5,7 @@
 
 use super::control::Control;
 use super::translate::errno;
-use super::volume::{self, Place, Placed, Volume};
+use super::volume::{self, Head, Place, Placed, Volume};
 use nacre_pool::files::Inode;
 use nacre_vfs::{Errno, Node, Numbered, Result};
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use std::{
 
 /// See the file's head.
 pub(super) struct Numbers {
-    head: Arc<Volume>,
+    head: Arc<Head>,
     control: Option<Arc<Control>>,
     asked: AtomicBool,
     nameless: Mutex<HashMap<u64, Arc<Inode>>>,
@@ -27,7 +27,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub(super) fn new(head: &Arc<Volume>, control: Option<&Arc<Control>>) -> Numbers {
+    pub(super) fn new(head: &Arc<Head>, control: Option<&Arc<Control>>) -> Numbers {
         Numbers {
             head: Arc::clone(head),
             control: control.cloned(),
@@ -65,26 +65,30 @@ impl Numbered for Numbers {
         let place = match (number, volume::split(number)) {
             (volume::CONTROL, _) => Place::Control,
             (volume::SNAPSHOTS, _) => Place::Snapshots,
-            (_, (0, number)) => of(&self.head, number),
-            (_, (tree, number)) if self.head.is_tree(tree) => of(&self.head, number),
+            (_, (0, number)) => of(&self.head.now(), number),
+            (_, (tree, number)) if self.head.now().is_tree(tree) => of(&self.head.now(), number),
             (_, (tree, number)) => of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number),
         };
         Ok(Node::new(Arc::new(place)))
     }
 
     fn parent(&self, node: &Node) -> u64 {
-        match node.get::<Place>() {
+        match volume::place(node) {
             Some(Place::File(placed)) => {
                 let own = placed.inode.number();
                 let hint = placed.files().ok().and_then(|files| files.attributes(&placed.inode).ok()).and_then(|row| row.hint);
                 match hint {
-                    None if placed.volume.is_past() && !Arc::ptr_eq(&placed.volume, &self.head) => volume::SNAPSHOTS,
+                    None if placed.volume.is_past() && !Arc::ptr_eq(&placed.volume, &self.head.now()) => volume::SNAPSHOTS,
                     hint => placed.volume.shown(hint.map_or(own, |hint| hint.directory)),
                 }
             }
             Some(Place::Snapshots) => volume::CONTROL,
             Some(Place::Control) | None => volume::ROOT,
         }
+    }
+
+    fn generation(&self, number: u64) -> u32 {
+        if volume::split(number).0 == 0 { self.head.generation() } else { 0 }
     }
 
     fn forgotten(&self, number: u64) {

@@ -26,8 +26,8 @@ fn ground(store: Store) -> Ground {
     }
 }
 
-fn create(device: &Arc<Simulator>) -> Arc<Pool> {
-    let new = NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1 };
+pub(crate) fn create(device: &Arc<Simulator>) -> Arc<Pool> {
+    let new = NewPool { name: "tank".to_owned(), guid: 7, host: (1, "here".to_owned()), time: 1, twice: true };
     let (store, _) = Store::create(vec![Arc::clone(device) as Arc<dyn Device>], &new).unwrap();
     Arc::new(Pool::create(ground(store), "tank").unwrap())
 }
@@ -145,6 +145,40 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
 }
 
 #[test]
+fn files_become_others_under_those_who_have_them_open() {
+    let pool = create(&Arc::new(Simulator::new("disk", 128 << 20)));
+    let layer = Arc::new(dataset(&pool));
+    let id = layer.number();
+    let root = layer.root().unwrap().node;
+    let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+    let (entry, file) = layer.create(&Caller::ROOT, &root, name("f"), 0o600, OpenFlags::WRITE).unwrap();
+    file.write(b"then", 0).unwrap();
+    pool.snapshot(&[(id, "s".to_owned())]).unwrap();
+    file.write(b"now!", 0).unwrap();
+    // Who comes while it is held waits, and is told how it ended.
+    let late = |file: nacre_vfs::Opened| std::thread::spawn(move || file.write(b"late", 0));
+    layer.hold();
+    let waiting = late(Arc::clone(&file));
+    layer.stays();
+    assert_eq!(waiting.join().unwrap(), Ok(4));
+    layer.hold();
+    let waiting = late(Arc::clone(&file));
+    pool.roll_back(id, "s").unwrap();
+    layer.replaced();
+    assert_eq!(waiting.join().unwrap(), Err(nacre_vfs::Errno::ESTALE));
+    assert_eq!(file.write(b"late", 0), Err(nacre_vfs::Errno::ESTALE));
+    // The same number is another file, and that can be seen; the directory is the same.
+    let numbered = layer.numbered().unwrap();
+    assert_eq!(numbered.generation(entry.attr.id.ino), 1);
+    let root = numbered.node(1).unwrap();
+    let found = layer.lookup(&Caller::ROOT, &root, name("f")).unwrap();
+    assert_eq!(found.attr.id, entry.attr.id);
+    let mut content = [0; 10];
+    assert_eq!(layer.open(&Caller::ROOT, &found.node, OpenFlags::READ).unwrap().read(&mut content, 0), Ok(4));
+    assert_eq!(&content[..4], b"then");
+}
+
+#[test]
 fn files_are_found_by_their_numbers_until_they_are_forgotten() {
     let device = Arc::new(Simulator::new("disk", 128 << 20));
     let pool = create(&device);
@@ -175,4 +209,39 @@ fn files_are_found_by_their_numbers_until_they_are_forgotten() {
     numbered.forgotten(number);
     pool.commit().unwrap();
     assert!(getattr(number).is_err());
+}
+
+#[test]
+fn without_acls_there_are_none_to_be_seen_or_set() {
+    use nacre_pool::engine::{Edit, Setting};
+    use nacre_vfs::{Errno, XattrFlags};
+    const ACCESS: &[u8] = b"system.posix_acl_access";
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = create(&device);
+    // Version 2: user 7 may read, as may the group.
+    let entry = |tag: u8, bits: u8, id: u32| [&[tag, 0, bits, 0][..], &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
+    let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
+    let find = |layer: &Dataset| layer.lookup(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap()).unwrap().node;
+    let layer = dataset(&pool);
+    layer.create(&Caller::ROOT, &layer.root().unwrap().node, Name::new(b"a").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap();
+    layer.setxattr(&Caller::ROOT, &find(&layer), ACCESS, &acl, XattrFlags::default()).unwrap();
+    layer.setxattr(&Caller::ROOT, &find(&layer), b"user.b", b"c", XattrFlags::default()).unwrap();
+    assert!(layer.has_acls());
+    let id = pool.find("tank").unwrap().unwrap();
+    let set = |value: &str| Edit { dataset: id, name: "acltype".to_owned(), to: Setting::Local(value.to_owned()) };
+    pool.set_properties(&[set("off")]).unwrap();
+    // The kernel has been told that there are some: it stays so for this mount.
+    assert!(layer.has_acls() && layer.getxattr(&Caller::ROOT, &find(&layer), ACCESS, &mut []).is_ok());
+    let off = dataset(&pool);
+    assert!(!off.has_acls());
+    assert_eq!(off.getxattr(&Caller::ROOT, &find(&off), ACCESS, &mut []), Err(Errno::ENODATA));
+    assert_eq!(off.setxattr(&Caller::ROOT, &find(&off), ACCESS, &acl, XattrFlags::default()), Err(Errno::EOPNOTSUPP));
+    assert_eq!(off.removexattr(&Caller::ROOT, &find(&off), ACCESS), Err(Errno::EOPNOTSUPP));
+    let mut names = [0; 64];
+    let length = off.listxattr(&Caller::ROOT, &find(&off), &mut names).unwrap();
+    assert_eq!(&names[..length], b"user.b\0");
+    pool.set_properties(&[set("posix")]).unwrap();
+    assert!(dataset(&pool).has_acls(), "what was set is there again");
 }

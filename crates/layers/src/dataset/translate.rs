@@ -4,6 +4,39 @@ use nacre_pool::PoolError;
 use nacre_pool::files::{AttributeChange, FileError, TimeChange};
 use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
 use nacre_vfs::{Attr, Errno, FileId, Kind, SetAttr, SetTime, Time};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+static COMPLAINTS: Complaints = Complaints { since: Mutex::new(None), more: AtomicU64::new(0) };
+
+/// Errors of the engine for the log. Users can bring them about as often as they like: one line a second tells of them.
+struct Complaints {
+    since: Mutex<Option<Instant>>,
+    /// Those that were not told since.
+    more: AtomicU64,
+}
+
+impl Complaints {
+    fn tell(&self, error: &PoolError) {
+        if self.is_due(Instant::now()) {
+            let more = self.more.swap(0, Ordering::Relaxed);
+            tracing::error!(%error, more, "the pool");
+        } else {
+            self.more.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        const PAUSE: Duration = Duration::from_secs(1);
+        let mut since = self.since.lock();
+        let due = since.is_none_or(|since| now.saturating_duration_since(since) >= PAUSE);
+        if due {
+            *since = Some(now);
+        }
+        due
+    }
+}
 
 /// The error number of an error of the engine.
 pub(super) fn errno(error: FileError) -> Errno {
@@ -24,7 +57,7 @@ pub(super) fn errno(error: FileError) -> Errno {
         FileError::Quota | FileError::OwnerQuota => Errno::EDQUOT,
         FileError::Pool(PoolError::NoSpace) => Errno::ENOSPC,
         FileError::Pool(error) => {
-            tracing::error!(%error, "the pool");
+            COMPLAINTS.tell(&error);
             Errno::EIO
         }
     }
@@ -101,5 +134,21 @@ pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
         modified: change.mtime.map(time),
         kill_privileges: change.kill_privileges,
         flags: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_complaint_a_second() {
+        let complaints = Complaints { since: Mutex::new(None), more: AtomicU64::new(0) };
+        let now = Instant::now();
+        assert!(complaints.is_due(now) && !complaints.is_due(now));
+        assert!(complaints.is_due(now + Duration::from_secs(1)));
+        complaints.tell(&PoolError::NoSpace);
+        complaints.tell(&PoolError::NoSpace);
+        assert_eq!(complaints.more.load(Ordering::Relaxed), 2, "time goes on from the last line");
     }
 }

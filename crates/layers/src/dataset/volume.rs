@@ -4,13 +4,15 @@
 //! tar do). The upper bits say which tree.
 
 use super::file::LockTable;
+use arc_swap::ArcSwap;
 use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, TreeTable};
 use nacre_pool::files::Inode;
-use nacre_vfs::{Errno, Result};
+use nacre_vfs::{Errno, Node, Result};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    Arc, OnceLock,
+    atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering},
 };
 
 /// The files of one tree, as the engine has them.
@@ -49,16 +51,34 @@ pub(super) struct Volume {
     pub(super) snapshot: Option<(String, Txg)>,
     tree: u64,
     pub(super) locks: LockTable,
-    /// Open files of a snapshot.
+    /// Open files.
     pub(super) open: AtomicUsize,
-    /// The snapshot is being destroyed: nothing of it is read any more.
-    gone: AtomicBool,
+    /// One of [`LIVE`], [`PAUSED`], [`ENDED`].
+    state: AtomicU8,
+    /// Held for reading while content is changed.
+    changing: RwLock<()>,
+    turn: (Mutex<()>, Condvar),
 }
+
+const LIVE: u8 = 0;
+/// Whoever wants something of it waits: the files may be others in a moment.
+const PAUSED: u8 = 1;
+/// Nothing of it is read any more: the snapshot is being destroyed, the file system goes, or it was rolled back.
+const ENDED: u8 = 2;
 
 impl Volume {
     /// The dataset as it is, or a snapshot whose tree has this number.
     pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> Volume {
-        Volume { files, snapshot, tree, locks: LockTable::default(), open: AtomicUsize::new(0), gone: AtomicBool::new(false) }
+        Volume {
+            files,
+            snapshot,
+            tree,
+            locks: LockTable::default(),
+            open: AtomicUsize::new(0),
+            state: AtomicU8::new(LIVE),
+            changing: RwLock::new(()),
+            turn: (Mutex::new(()), Condvar::new()),
+        }
     }
 
     /// An inode number as users see it.
@@ -81,10 +101,99 @@ impl Volume {
         self.tree == tree
     }
 
+    /// Whether files of it are open.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire) > 0
+    }
+
     /// Nothing of it is read any more.
     pub(super) fn end(&self) {
-        self.gone.store(true, Ordering::Release);
+        self.set(ENDED);
     }
+
+    /// Makes whoever begins something wait until [`Volume::resume`] or [`Volume::end`]; changes of content that are under way are waited for.
+    pub(super) fn pause(&self) {
+        self.set(PAUSED);
+        drop(self.changing.write());
+    }
+
+    /// Everything goes on.
+    pub(super) fn resume(&self) {
+        self.set(LIVE);
+    }
+
+    fn set(&self, state: u8) {
+        let _turn = self.turn.0.lock();
+        self.state.store(state, Ordering::Release);
+        self.turn.1.notify_all();
+    }
+
+    /// Whether it can be used; ESTALE where not any more.
+    pub(super) fn usable(&self) -> Result<()> {
+        if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { self.outcome() }
+    }
+
+    #[cold]
+    fn outcome(&self) -> Result<()> {
+        let mut turn = self.turn.0.lock();
+        while self.state.load(Ordering::Acquire) == PAUSED {
+            self.turn.1.wait(&mut turn);
+        }
+        if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { Err(Errno::ESTALE) }
+    }
+
+    /// Begins a change of content: the files do not become others before it has ended.
+    pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        loop {
+            let entered = self.changing.read();
+            if self.state.load(Ordering::Acquire) == LIVE {
+                return Ok(entered);
+            }
+            drop(entered);
+            self.outcome()?;
+        }
+    }
+}
+
+/// The tree that a mounted dataset begins with: the dataset as it is. It becomes another one when the dataset is rolled back.
+pub(super) struct Head {
+    pub(super) files: Arc<Files>,
+    now: ArcSwap<Volume>,
+    generation: AtomicU32,
+}
+
+impl Head {
+    pub(super) fn new(volume: Volume) -> Head {
+        Head { files: Arc::clone(&volume.files), now: ArcSwap::from_pointee(volume), generation: AtomicU32::new(0) }
+    }
+
+    /// The tree at this moment.
+    pub(super) fn now(&self) -> Arc<Volume> {
+        self.now.load_full()
+    }
+
+    /// How often it has become another one.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The files are others: nothing of the tree as it was can be used any more.
+    pub(super) fn replace(&self) {
+        let old = self.now();
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.now.store(Arc::new(Volume::new(Arc::clone(&self.files), None, 0)));
+        old.end();
+    }
+}
+
+/// The place that a node of this layer is; none where the node is another layer's.
+pub(super) fn place(node: &Node) -> Option<&Place> {
+    node.get::<Place>().or_else(|| node.get::<Listed>().map(Listed::place))
+}
+
+/// Whether a node is a file of a listing that nobody has asked for anything.
+pub(super) fn is_listed(node: &Node) -> bool {
+    node.get::<Listed>().is_some()
 }
 
 /// What a node of this layer is.
@@ -97,6 +206,25 @@ pub(super) enum Place {
     Snapshots,
 }
 
+/// A file of a listing, which is a node as well: most of them are never asked for anything, and become a [`Place`] when they are.
+pub(super) struct Listed {
+    volume: Arc<Volume>,
+    number: u64,
+    file: OnceLock<Box<Place>>,
+}
+
+impl Listed {
+    /// The file of this number.
+    pub(super) fn new(volume: &Arc<Volume>, number: u64) -> Listed {
+        Listed { volume: Arc::clone(volume), number, file: OnceLock::new() }
+    }
+
+    fn place(&self) -> &Place {
+        let inode = || self.volume.files.files().inode(self.number);
+        self.file.get_or_init(|| Box::new(Place::File(Placed { volume: Arc::clone(&self.volume), inode: inode() })))
+    }
+}
+
 /// A file with the tree that it is in.
 #[derive(Clone)]
 pub(super) struct Placed {
@@ -107,7 +235,8 @@ pub(super) struct Placed {
 impl Placed {
     /// The files of its tree.
     pub(super) fn files(&self) -> Result<&Tree> {
-        if self.volume.gone.load(Ordering::Acquire) { Err(Errno::ESTALE) } else { Ok(self.volume.files.files()) }
+        self.volume.usable()?;
+        Ok(self.volume.files.files())
     }
 
     /// The same, for a change.

@@ -34,9 +34,9 @@ pub(super) fn get(files: &Tree, inode: &Inode, name: &[u8], buffer: &mut [u8]) -
     answer(&files.attribute(inode, name).map_err(errno)?, buffer)
 }
 
-pub(super) fn list(files: &Tree, inode: &Inode, buffer: &mut [u8]) -> Result<usize> {
+pub(super) fn list(files: &Tree, inode: &Inode, shown: &dyn Fn(&[u8]) -> bool, buffer: &mut [u8]) -> Result<usize> {
     let mut names = Vec::new();
-    for name in files.attribute_names(inode).map_err(errno)? {
+    for name in files.attribute_names(inode).map_err(errno)?.into_iter().filter(|name| shown(name)) {
         names.extend(name);
         names.push(0);
     }

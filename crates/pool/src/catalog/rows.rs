@@ -34,6 +34,8 @@ pub const DOOMED: u8 = 0x1a;
 pub const RECEIVED: u8 = 0x1b;
 /// Kind byte of frames that several rows name.
 pub const SHARED: u8 = 0x1c;
+/// Kind byte of properties that snapshots have for themselves.
+pub const SNAPSHOT_PROPERTY: u8 = 0x1d;
 
 fn damaged(what: &'static str) -> PoolError {
     PoolError::Format(Damage::Structure(what))

@@ -20,6 +20,8 @@ pub struct Catalog {
     frames: Arc<dyn Frames>,
     cache: Arc<Cache>,
     txg: Txg,
+    /// How many rows were put or removed so far.
+    changes: u64,
 }
 
 impl std::fmt::Debug for Catalog {
@@ -36,7 +38,13 @@ impl Catalog {
     /// The catalog with this root; what changes now belongs to `txg`.
     #[must_use]
     pub fn open(frames: Arc<dyn Frames>, cache: Arc<Cache>, root: Option<Pointer>, txg: Txg) -> Self {
-        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg }
+        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg, changes: 0 }
+    }
+
+    /// How often anything was changed since it was opened.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// What changes from now on belongs to this txg.
@@ -282,6 +290,29 @@ impl Catalog {
         self.delete(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""))
     }
 
+    /// The properties that a snapshot has for itself, by name.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn snapshot_properties(&self, dataset: u64, txg: Txg) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        self.all(rows::below(rows::SNAPSHOT_PROPERTY, &[dataset, txg.0]), |key, row| {
+            let name = std::str::from_utf8(rows::parts::<2>(key)?.1).map_err(|_| missing("the name of a property"))?;
+            Ok((name.to_owned(), PropertyRow::decode(row)?))
+        })
+    }
+
+    /// Sets a property of a snapshot, or removes it.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn set_snapshot_property(&mut self, dataset: u64, txg: Txg, name: &str, value: Option<&PropertyRow>) -> Result<(), PoolError> {
+        let key = rows::key(rows::SNAPSHOT_PROPERTY, &[dataset, txg.0], name.as_bytes());
+        match value {
+            Some(value) => self.put(&key, &value.encode()),
+            None => self.delete(&key),
+        }
+    }
+
     /// The bookmarks of a dataset, by name.
     ///
     /// # Errors
@@ -474,11 +505,13 @@ impl Rows for Catalog {
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
+        self.changes += 1;
         let context = Context { frames: &*self.frames, cache: &self.cache };
         self.tree.put(&context, self.txg, key, value)
     }
 
     fn delete(&mut self, key: &[u8]) -> Result<(), PoolError> {
+        self.changes += 1;
         let context = Context { frames: &*self.frames, cache: &self.cache };
         self.tree.remove(&context, self.txg, key).map(drop)
     }

@@ -1,11 +1,12 @@
 //! A device that is a file or a block device of the system.
 //!
 //! Invariants: one process has it open for writing (an exclusive `flock`; block devices `O_EXCL` too, which also keeps mounted ones out);
-//! readers share it among themselves. All I/O goes through the page cache, at whole multiples of 4 KiB.
+//! readers share it among themselves. I/O goes through the page cache, but for streams that are written: kept there, they would cost a copy, memory and
+//! the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
@@ -14,12 +15,23 @@ use rustix::io::Errno;
 
 use super::Device;
 
+/// What lies at multiples of this may be written past the page cache, bytes.
+const ALIGN: usize = 4096;
+
 /// A file or block device.
 #[derive(Debug)]
 pub struct FileDevice {
     name: String,
     file: File,
+    /// The same past the page cache, where the file system can.
+    direct: Option<File>,
     length: u64,
+}
+
+/// The same file once more, past the page cache.
+fn direct(file: &File) -> Option<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+    rustix::fs::open(format!("/proc/self/fd/{}", file.as_raw_fd()), flags, Mode::empty()).ok().map(File::from)
 }
 
 impl FileDevice {
@@ -32,7 +44,7 @@ impl FileDevice {
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(length)?;
-        Ok(Self { name: path.display().to_string(), file, length })
+        Ok(Self { name: path.display().to_string(), direct: direct(&file), file, length })
     }
 
     /// Opens a file or block device that is there.
@@ -56,7 +68,11 @@ impl FileDevice {
             Err(other) => return Err(other.into()),
         }
         let length = rustix::fs::seek(&file, SeekFrom::End(0))?;
-        Ok(Self { name: path.display().to_string(), file, length })
+        // After a failed sync the page cache may hold what the medium does not have, and call it clean: what is read from here on comes from the medium.
+        // Where the system does not do it (memory file systems), there is nothing behind the cache.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
+        let direct = if writable { direct(&file) } else { None };
+        Ok(Self { name: path.display().to_string(), file, direct, length })
     }
 }
 
@@ -79,6 +95,22 @@ impl Device for FileDevice {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write behind the end of the device"));
         }
         self.file.write_all_at(bytes, offset)
+    }
+
+    fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let aligned = bytes.as_ptr().align_offset(ALIGN) == 0 && bytes.len().is_multiple_of(ALIGN) && offset.is_multiple_of(ALIGN as u64);
+        if let Some(direct) = self.direct.as_ref().filter(|_| aligned)
+            && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length)
+        {
+            match direct.write_all_at(bytes, offset) {
+                // It wants larger blocks, or had written a part: all of it once more, the ordinary way.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
+                outcome => return outcome,
+            }
+        }
+        self.write_at(bytes, offset)?;
+        self.begin_sync(offset, bytes.len() as u64);
+        Ok(())
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -8,6 +8,9 @@ mod destroy;
 mod line;
 mod several;
 mod snapshots;
+mod together;
+
+pub use together::Going;
 
 use crate::error::PoolError;
 

@@ -97,6 +97,11 @@ impl Desk {
         books.outstanding = books.outstanding.saturating_sub(due.outstanding);
     }
 
+    /// What was promised and is not in the store yet, bytes.
+    pub(super) fn outstanding(&self) -> u64 {
+        self.books.lock().outstanding
+    }
+
     /// What a head may write more at this moment, bytes.
     pub(super) fn room(&self, dataset: u64) -> Result<u64, PoolError> {
         let physical = self.storage.room(Purpose::Write);

@@ -110,7 +110,7 @@ fn path(dataset: &Dataset, number: u64) -> Result<Vec<u8>, PoolError> {
     }
     let mut found: Option<(u64, Vec<u8>)> = None;
     let mut damage: Result<(), PoolError> = Ok(());
-    files.with_table(|table| {
+    files.look_at_table(|table| {
         table.scan(keys::of_kind(keys::ENTRY), &mut |key, row| {
             match name_of(number, key, row) {
                 Ok(name) => found = name,

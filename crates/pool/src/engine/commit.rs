@@ -66,8 +66,8 @@ impl Pool {
         admin: &mut MutexGuard<'_, Admin>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
-        if let Some(failed) = &admin.failed {
-            return Err(failed.clone());
+        if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
+            return Err(failed);
         }
         match self.run_commit(admin, administer) {
             Ok(answer) => answer,
@@ -88,11 +88,17 @@ impl Pool {
         let datasets = self.open_datasets();
         for dataset in &datasets {
             // Most of it while operations go on, so that they wait shortly.
-            dataset.files().free_let_go(LET_GO_AT_ONCE).map_err(as_pool_error)?;
+            if let Err(error) = dataset.files().free_let_go(LET_GO_AT_ONCE).map_err(as_pool_error) {
+                passed_over(error, "a file without a name cannot be freed now")?;
+            }
             dataset.files().flush_most().map_err(as_pool_error)?;
         }
         let log = self.log.get();
         let (txg, taken, last) = self.gate.advance(|txg| {
+            // Now nobody is inside: whatever was broken off before is known.
+            if let Some(error) = self.throttle.failed() {
+                return (txg, Err(error), None);
+            }
             let taken = datasets.iter().map(|dataset| dataset.take(txg)).collect::<Result<Vec<Taken>, _>>();
             (txg, taken, log.map(|log| log.newest()))
         });
@@ -103,8 +109,19 @@ impl Pool {
         for taken in taken {
             self.write_dataset(admin, txg, taken)?;
         }
+        let before = admin.catalog.changes();
         let answer = administer(admin, txg);
-        self.free_some(admin, txg)?;
+        if let Err(error) = &answer
+            && is_damage(error)
+            && admin.catalog.changes() != before
+        {
+            // Not refused but broken off: a part of it must not become durable.
+            return Err(error.clone());
+        }
+        if let Err(error) = self.free_some(admin, txg) {
+            passed_over(error, "what was destroyed cannot be freed")?;
+            self.freeing.store(false, Ordering::Relaxed);
+        }
         let (written, dead) = admin.catalog.write_out(txg)?;
         for pointer in &dead {
             self.free(&Dead::of(pointer, false), txg)?;
@@ -175,6 +192,23 @@ impl Pool {
         self.freeing.store(doomed || !due.is_empty(), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// Whether something on a device cannot be read, and not that it is refused or that there is no room.
+pub(super) fn is_damage(error: &PoolError) -> bool {
+    matches!(error, PoolError::Device { .. } | PoolError::Frame { .. } | PoolError::Format(_))
+}
+
+/// Passes over what cannot be read: whoever reads it is told, and the rest of the pool goes on.
+///
+/// # Errors
+/// All others.
+pub(super) fn passed_over(error: PoolError, what: &str) -> Result<(), PoolError> {
+    if !is_damage(&error) {
+        return Err(error);
+    }
+    tracing::error!(%error, "{what}");
+    Ok(())
 }
 
 fn too_much() -> PoolError {

@@ -146,13 +146,21 @@ impl Pool {
 
     fn do_chores(&self) {
         let stopped = |throttle: &Throttle| throttle.is_stopped();
+        let mut told = None;
         while !stopped(&self.throttle) {
             let began = Instant::now();
             let more = match self.chore() {
-                Ok(more) => more,
+                Ok(more) => {
+                    told = None;
+                    more
+                }
                 Err(error) => {
-                    // A device that cannot be read, a pool that is suspended: neither is cured by haste.
-                    tracing::warn!(%error, "the pool's chores are put off");
+                    // A device that cannot be read, a pool that is suspended: neither is cured by haste, nor by saying it twice a second.
+                    let why = error.to_string();
+                    if told.as_ref() != Some(&why) {
+                        tracing::warn!(%error, "the pool's chores are put off");
+                    }
+                    told = Some(why);
                     Work::None
                 }
             };

@@ -34,9 +34,11 @@ impl Pool {
             }
             let mut found = Vec::new();
             let paused = self.reap(&row, &mut budget, &mut |dead| found.push(dead))?;
-            found.iter().try_for_each(|dead| self.release(admin, dead, txg))?;
             let left = paused.map(|from| DoomedRow { from, ..row.clone() });
+            // Before anything is freed: what cannot be freed here is lost room, what is freed twice would be worse.
             admin.catalog.set_doomed(&row.root, left.as_ref())?;
+            let freed = found.iter().map(|dead| self.release(admin, dead, txg));
+            freed.fold(Ok(()), Result::and)?;
             if left.is_some() {
                 return Ok(true);
             }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::commit::passed_over;
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{self, Inode, Recorder};
@@ -15,6 +16,9 @@ use crate::properties::SyncMode;
 pub(super) struct PoolLog {
     log: Log<Box<dyn Area>>,
 }
+
+/// So much of what is replayed waits in memory, or is promised, before it becomes frames. Bytes.
+const REPLAYED_AT_ONCE: u64 = 32 << 20;
 
 impl Recorder for PoolLog {
     fn record(&self, txg: Txg, dataset: u64, changes: &[Change<'_>]) -> Ticket {
@@ -41,7 +45,7 @@ impl PoolLog {
     }
 
     /// Makes everything up to the ticket durable; or names the txg whose commit does.
-    fn flush(&self, through: Ticket) -> Result<Option<Txg>, PoolError> {
+    pub(super) fn flush(&self, through: Ticket) -> Result<Option<Txg>, PoolError> {
         Ok(match self.log.flush(through)? {
             Flushed::Durable => None,
             Flushed::NeedsCommit(txg) => Some(txg),
@@ -61,9 +65,21 @@ impl Pool {
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
     pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
+        let mut promised = 0;
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
-            record.changes.iter().try_for_each(|change| dataset.files().replay(change)).map_err(as_pool_error)
+            let replay = || record.changes.iter().try_for_each(|change| dataset.files().replay(change)).map_err(as_pool_error);
+            if self.desk.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
+                promised = self.store_replayed()?;
+            }
+            match replay() {
+                // What is promised is more than what is needed: frames need no promises.
+                Err(PoolError::NoSpace) => {
+                    promised = self.store_replayed()?;
+                    replay()
+                }
+                done => done,
+            }
         })?;
         let Replayed { records, lost, .. } = replayed;
         if let Some(sequence) = lost {
@@ -74,11 +90,19 @@ impl Pool {
             // What was replayed leaves memory first: what waits there of an inode would come into the table again after it was freed.
             self.commit()?;
             for dataset in self.open_datasets() {
-                dataset.files().free_orphans().map_err(as_pool_error)?;
+                if let Err(error) = dataset.files().free_orphans().map_err(as_pool_error) {
+                    passed_over(error, "files without a name cannot be freed now")?;
+                }
             }
             self.commit()?;
         }
         Ok(())
+    }
+
+    /// Makes frames of the content that was replayed, so that neither memory nor promises grow with the log; answers what is promised still.
+    fn store_replayed(&self) -> Result<u64, PoolError> {
+        self.open_datasets().iter().try_for_each(|dataset| dataset.files().flush_most()).map_err(as_pool_error)?;
+        Ok(self.desk.outstanding().max(self.held()))
     }
 
     /// Makes a file durable, and everything that was done before to names and attributes.

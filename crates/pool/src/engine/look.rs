@@ -104,6 +104,14 @@ impl Look<'_> {
         self.admin.catalog.properties(id)
     }
 
+    /// The properties that a snapshot has for itself, by name.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn snapshot_properties(&self, id: u64, txg: Txg) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        self.admin.catalog.snapshot_properties(id, txg)
+    }
+
     /// The snapshots of a dataset with their figures, the oldest first.
     ///
     /// # Errors

@@ -39,7 +39,7 @@ impl Pool {
             found.insert((kind as u8, number), OwnerUsed { kind, id: number, used: OwnerUse::default(), quota });
         }
         let mut damage: Result<(), PoolError> = Ok(());
-        dataset.files().with_table(|table| {
+        dataset.files().look_at_table(|table| {
             table.scan(keys::of_kind(keys::OWNER_USE), &mut |key, row| {
                 match read(key, row) {
                     Ok(Some((kind, id, used))) => {

@@ -22,6 +22,10 @@ impl Storage for Store {
         self.commit(&Commit { txg, catalog, upper: &[], log_start: log.into(), time })
     }
 
+    fn opened(&self) -> Result<(), PoolError> {
+        self.confirm()
+    }
+
     fn size(&self) -> u64 {
         self.space().size
     }

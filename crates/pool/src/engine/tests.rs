@@ -13,8 +13,10 @@ use crate::files::{Inode, MayReplace, NewInode, ParentView};
 use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
+mod damage;
 mod running;
 mod space;
+mod together;
 
 /// Frames in a map; the freed go with the commit.
 #[derive(Default)]
@@ -22,7 +24,11 @@ struct MapStorage {
     state: Mutex<MapState>,
     /// How large it is where that matters, bytes.
     size: AtomicU64,
+    /// Runs at each read.
+    on_read: Mutex<Option<OnRead>>,
 }
+
+type OnRead = Box<dyn Fn() + Send>;
 
 /// A frame's content and birth.
 type Stored = (Arc<[u8]>, Txg);
@@ -38,6 +44,7 @@ struct MapState {
 
 impl Frames for MapStorage {
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError> {
+        self.on_read.lock().iter().for_each(|on_read| on_read());
         let state = self.state.lock();
         state
             .frames
@@ -496,12 +503,20 @@ fn share(dataset: &Dataset, tree: &mut Tree, a: u8, b: u8) {
     let files = dataset.files();
     let (from, _) = files.look_up(&files.root(), a.as_bytes()).unwrap();
     let (to, _) = files.look_up(&files.root(), b.as_bytes()).unwrap();
-    let range = crate::files::Range { from: 0, to: 0, length: content.len() as u64 };
-    let shared = files.share(&from, &to, range).unwrap() as usize;
-    // Patches belong to one file.
-    let patched = files.attributes(&from).unwrap().flags & crate::rows::inode::flags::HAS_PATCHES != 0;
-    assert!(shared == content.len() || (shared == 0 && patched), "a whole file is shared");
-    files.write(&to, Some(shared as u64), &content[shared..]).unwrap();
+    let mut done = 0;
+    while done < content.len() {
+        let range = crate::files::Range { from: done as u64, to: done as u64, length: (content.len() - done) as u64 };
+        let shared = files.share(&from, &to, range).unwrap() as usize;
+        // Patches belong to one file: such records are copied.
+        let patched = files.attributes(&from).unwrap().flags & crate::rows::inode::flags::HAS_PATCHES != 0;
+        assert!(shared > 0 || patched, "a whole file is shared");
+        let until = files.until_sharing(&from, &to, range).unwrap().map_or(content.len(), |until| done + until as usize);
+        let end = if shared > 0 { done + shared } else { until.min(content.len()) };
+        if shared == 0 {
+            files.write(&to, Some(done as u64), &content[done..end]).unwrap();
+        }
+        done = end;
+    }
     tree.insert(b, content);
 }
 
@@ -547,7 +562,7 @@ fn on_device(device: &Arc<crate::device::Simulator>, fresh: bool) -> Pool {
     let devices = vec![Arc::clone(device) as Arc<dyn Device>];
     let host = (1, "here".to_owned());
     let (store, root) = if fresh {
-        Store::create(devices, &NewPool { name: "tank".to_owned(), guid: 7, host, time: 1 }).unwrap()
+        Store::create(devices, &NewPool { name: "tank".to_owned(), guid: 7, host, time: 1, twice: true }).unwrap()
     } else {
         Store::open(devices, &Import { access: Access::ReadWrite, name: None, host, time: 2 }).unwrap()
     };

@@ -89,6 +89,27 @@ impl Table for TreeTable {
         Ok(Some(Box::new(move || Context { frames: &*frames, cache: &cache }.fetch(&fetch))))
     }
 
+    fn absent_in(&self, range: &Range<Vec<u8>>, leaves: usize) -> Result<Option<Absent>, PoolError> {
+        if !self.may_miss() {
+            return Ok(None);
+        }
+        let (view, range) = (self.tree.view(), range.clone());
+        if !view.lacks(&self.cache, &range.start, &range.end, leaves) {
+            return Ok(None);
+        }
+        let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
+        Ok(Some(Box::new(move || {
+            let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
+            let mut cursor = view.cursor(Context { frames: &*frames, cache: &cache }, &range.start, end)?;
+            for _ in 1..leaves {
+                if !cursor.skip_leaf()? {
+                    break;
+                }
+            }
+            Ok(())
+        })))
+    }
+
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, PoolError> {
         self.tree.get(&self.context(), key)
     }
@@ -107,10 +128,20 @@ impl Table for TreeTable {
 
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
-        let changed = batch.changes().iter().try_for_each(|change| match &change.row {
-            Some(row) => self.tree.put(&context, txg, &change.key, row),
-            None => self.tree.remove(&context, txg, &change.key).map(drop),
-        });
+        let mut changed = Ok(());
+        for (at, change) in batch.changes().iter().enumerate() {
+            changed = match &change.row {
+                Some(row) => self.tree.put(&context, txg, &change.key, row),
+                None => self.tree.remove(&context, txg, &change.key).map(drop),
+            };
+            if let Err(error) = &changed {
+                if at > 0 {
+                    // A part of the operation is in the tree: no commit may make that durable.
+                    self.held.fail(error);
+                }
+                break;
+            }
+        }
         self.held.become_now(self.tree.dirty_bytes());
         changed
     }

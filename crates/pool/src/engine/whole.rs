@@ -84,12 +84,13 @@ impl Pool {
         walk(&Context { frames: &*self.frames, cache: &self.cache }, root, Txg(0), visitor)
     }
 
-    /// The path of a file below the root of its dataset, of the head or of the newest snapshot that has it: then with that snapshot's name.
+    /// The paths of files below the root of their dataset, of the head or of the newest snapshot that has them: then with that snapshot's name. In the order of
+    /// the files. Each snapshot is opened once, and none that is not needed.
     ///
     /// # Errors
-    /// Those of the store.
-    pub fn path_of(&self, dataset: u64, inode: u64) -> Result<Option<FilePath>, PoolError> {
-        let named = |files: &super::Dataset| {
+    /// Those of the store; those that concern one file stand for its path.
+    pub fn paths_of(&self, dataset: u64, inodes: &[u64]) -> Result<Vec<Result<Option<FilePath>, PoolError>>, PoolError> {
+        let named = |files: &super::Dataset, inode: u64| {
             let files = files.files();
             match files.by_number(inode).and_then(|inode| files.path(&inode)) {
                 Ok(path) => Ok(path),
@@ -97,15 +98,23 @@ impl Pool {
                 Err(_) => Ok(None),
             }
         };
-        if let Some(path) = named(&*self.dataset(dataset)?)? {
-            return Ok(Some(FilePath { snapshot: None, path }));
-        }
+        let mut found: Vec<Result<Option<FilePath>, PoolError>> = inodes.iter().map(|_| Ok(None)).collect();
+        let mut look = |files: &super::Dataset, snapshot: Option<&str>| {
+            let mut left = false;
+            for (inode, found) in inodes.iter().zip(&mut found).filter(|(_, found)| matches!(found, Ok(None))) {
+                *found = named(files, *inode).map(|path| path.map(|path| FilePath { snapshot: snapshot.map(str::to_owned), path }));
+                left |= matches!(found, Ok(None));
+            }
+            left
+        };
+        let mut left = look(&*self.dataset(dataset)?, None);
         let snapshots: Vec<(Txg, String)> = self.snapshot_rows(dataset)?.into_iter().map(|(txg, row)| (txg, row.name)).collect();
         for (txg, name) in snapshots.into_iter().rev() {
-            if let Some(path) = named(&*self.snapshot_files(dataset, txg)?)? {
-                return Ok(Some(FilePath { snapshot: Some(name), path }));
+            if !left {
+                break;
             }
+            left = look(&*self.snapshot_files(dataset, txg)?, Some(&name));
         }
-        Ok(None)
+        Ok(found)
     }
 }

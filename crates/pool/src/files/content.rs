@@ -8,18 +8,27 @@ mod flush;
 mod sizes;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::admission::{Admit, worst};
 use super::inodes::{Buffered, Editing};
 use super::patches::overlap;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
-use crate::frames::{NewFrame, Owner, Packing, Stream};
+use crate::frames::{NewFrame, Owner, Packing, Stream, Wanted};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
 use crate::rows::{Extent, FileType, Inode as Row, keys};
 
+/// So many leaves of extents are read before the table's lock is taken: more than a read of ordinary records needs.
+const WARMED_LEAVES: usize = 8;
+
 /// The largest size of a file, bytes: offsets are signed.
 const SIZE_MOST: u64 = i64::MAX as u64;
+
+/// Reads of so much at once belong to a stream, bytes: the kernel asks so for files that are read from front to back.
+const STREAM: usize = 256 << 10;
+/// So far ahead of a stream devices are asked, bytes.
+const AHEAD: u64 = 8 << 20;
 
 /// What a write did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,25 +96,41 @@ impl<T: Table> Files<T> {
         let shift = self.shift_of(&row);
         let (first, last) = (offset >> shift, (offset + length as u64 - 1) >> shift);
         let stored = self.stored_records(inode.number(), first, last)?;
-        let frames: Vec<Pointer> =
-            stored.iter().filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None }).collect();
-        if frames.len() > 1 {
-            self.frames.expect(&frames);
-        }
+        self.expect_stored(inode, &row, (first, last, length), &stored)?;
         let patches = self.stored_patches(&row, inode.number(), first, last)?;
-        let mut rest = buffer;
+        let waiting = |record: u64| active.as_ref().and_then(|active| active.records.get(&record));
+        let mut rest = &mut *buffer;
+        // Whole records go right to where they are wanted.
+        let mut direct = Vec::with_capacity(stored.len());
         for piece in pieces(offset, length as u64, shift) {
             let (part, behind) = rest.split_at_mut(piece.length);
             rest = behind;
-            let waiting = active.as_ref().and_then(|active| active.records.get(&piece.record));
-            if let Some(record) = waiting.filter(|record| !record.is_sparse()) {
+            if let Some(record) = waiting(piece.record).filter(|record| !record.is_sparse()) {
                 copy_or_zero(part, &record.content, piece.from);
                 continue;
             }
             match stored.binary_search_by_key(&piece.record, |(record, _)| *record).ok().and_then(|found| stored.get(found)) {
                 None => part.fill(0),
                 Some((_, Stored::Inline(content))) => copy_or_zero(part, content, piece.from),
+                Some((_, Stored::Frame(pointer))) if piece.from == 0 && pointer.logical as usize <= part.len() => {
+                    let (target, behind) = part.split_at_mut(pointer.logical as usize);
+                    behind.fill(0);
+                    direct.push(Wanted { pointer: *pointer, target });
+                }
                 Some((_, Stored::Frame(pointer))) => copy_or_zero(part, &self.frames.read(pointer)?, piece.from),
+            }
+        }
+        self.frames.read_all(&mut direct)?;
+        if patches.is_empty() && active.as_ref().is_none_or(|active| active.records.is_empty()) {
+            return Ok(length);
+        }
+        let mut rest = buffer;
+        for piece in pieces(offset, length as u64, shift) {
+            let (part, behind) = rest.split_at_mut(piece.length);
+            rest = behind;
+            let waiting = waiting(piece.record);
+            if waiting.is_some_and(|record| !record.is_sparse()) {
+                continue;
             }
             for (_, _, patch) in patches.iter().filter(|(record, ..)| *record == piece.record) {
                 self.apply_patch(part, piece.from, patch)?;
@@ -115,6 +140,35 @@ impl<T: Table> Files<T> {
             }
         }
         Ok(length)
+    }
+
+    /// Tells the devices what will be read: at once what is wanted now, and, where so much is wanted that it is a stream, what comes next.
+    fn expect_stored(&self, inode: &Inode, row: &Row, (first, last, length): (u64, u64, usize), stored: &[(u64, Stored)]) -> Result<()> {
+        let frames = |stored: &[(u64, Stored)]| -> Vec<Pointer> {
+            stored.iter().filter_map(|(_, stored)| if let Stored::Frame(pointer) = stored { Some(*pointer) } else { None }).collect()
+        };
+        let asked = inode.asked.load(Ordering::Relaxed);
+        let window = (AHEAD >> self.shift_of(row)).max(1);
+        // Whoever begins anew, or is somewhere else, is asked for anew.
+        let within = first <= asked && asked <= last + 2 * window;
+        if length < STREAM {
+            let now = frames(stored);
+            if now.len() > 1 && !(within && asked > last) {
+                self.frames.expect(&now);
+            }
+            return Ok(());
+        }
+        if !(within && asked > last) {
+            self.frames.expect(&frames(stored));
+        }
+        let from = if within { asked.max(last + 1) } else { last + 1 };
+        let until = last + 1 + window;
+        // In steps, so that few requests are made for much.
+        if until >= from + window / 4 && from << self.shift_of(row) < row.size {
+            inode.asked.store(until, Ordering::Relaxed);
+            self.frames.expect_later(&frames(&self.stored_records(inode.number(), from, until - 1)?));
+        }
+        Ok(())
     }
 
     /// Writes at an offset; `None` appends.
@@ -403,6 +457,7 @@ impl<T: Table> Files<T> {
 
     /// A record's stored content; empty for a hole.
     pub(super) fn load(&self, row: &Row, number: u64, record: u64) -> Result<Vec<u8>> {
+        self.warm(&keys::extent(number, record))?;
         let extent = self.table.read().get(&keys::extent(number, record))?;
         let mut content = match extent.as_deref().map(Extent::decode).transpose()? {
             None => Vec::new(),
@@ -419,6 +474,7 @@ impl<T: Table> Files<T> {
     fn stored_records(&self, number: u64, first: u64, last: u64) -> Result<Vec<(u64, Stored)>> {
         let mut range = keys::extents(number, first);
         range.end = keys::extents(number, last.saturating_add(1)).start;
+        self.warm_range(&range, WARMED_LEAVES)?;
         let mut found = Vec::new();
         let mut damage: std::result::Result<(), crate::PoolError> = Ok(());
         self.table.read().scan(range, &mut |key, row| {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -34,9 +35,14 @@ impl Known {
         if let Some(inode) = held.get(&number).and_then(Weak::upgrade) {
             return inode;
         }
-        let inode = Arc::new(Inode { number, known: Arc::clone(self), active: RwLock::new(None) });
+        let inode = Arc::new(Inode { number, known: Arc::clone(self), active: RwLock::new(None), asked: AtomicU64::new(0) });
         held.insert(number, Arc::downgrade(&inode));
         inode
+    }
+
+    /// Whether somebody holds this one.
+    pub(super) fn is_held(&self, number: u64) -> bool {
+        self.held.lock().get(&number).is_some_and(|inode| inode.strong_count() > 0)
     }
 
     /// All that somebody holds.
@@ -66,6 +72,8 @@ pub struct Inode {
     number: u64,
     known: Arc<Known>,
     pub(super) active: RwLock<Option<Box<Active>>>,
+    /// Up to this record devices were asked ahead of a reader: a hint.
+    pub(super) asked: AtomicU64,
 }
 
 impl Inode {

@@ -45,6 +45,8 @@ pub struct Seen<'a> {
 
 /// So many entries are looked at under one hold of the table's lock.
 const TOGETHER: usize = 512;
+/// And at least so many, where more are wanted than were expected.
+const FEWEST: usize = 16;
 /// Attributes are read in one pass where at most so many inodes lie between the first and the last for each that is wanted.
 const DENSE: u64 = 8;
 
@@ -77,6 +79,16 @@ impl Chunk {
         self.entries.push(Found { sequence, number: inode, file_type, name: from..self.names.len(), row: None });
         Ok(())
     }
+}
+
+/// So many leaves hold the entries that are read at once, or nearly all of them.
+const CHUNK_LEAVES: usize = 8;
+/// So often rows are looked at again after something that was missing was read; then they are read as they are.
+const LOOKS_MOST: usize = 3;
+
+/// The rows of inodes from one to another.
+fn inodes(first: u64, last: u64) -> std::ops::Range<Vec<u8>> {
+    keys::inode(first).to_vec()..keys::inode(last.saturating_add(1)).to_vec()
 }
 
 impl<T: Table> Files<T> {
@@ -112,9 +124,9 @@ impl<T: Table> Files<T> {
             return Err(FileError::NotDirectory);
         }
         let mut chunk = Chunk::default();
-        let mut behind = behind;
+        let (mut behind, mut left) = (behind, expected);
         loop {
-            let wanted = expected.clamp(1, TOGETHER);
+            let wanted = left.clamp(FEWEST, TOGETHER);
             self.read_chunk(directory.number(), behind, (attributes, wanted), &mut chunk)?;
             if attributes {
                 self.show_active(&mut chunk);
@@ -130,25 +142,46 @@ impl<T: Table> Files<T> {
             if chunk.entries.len() < wanted {
                 return Ok(());
             }
+            left = left.saturating_sub(wanted);
         }
     }
 
     /// Reads the next entries, and the attributes that the table has of them, as they are at one moment.
     fn read_chunk(&self, directory: u64, behind: u64, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
-        chunk.clear();
-        let mut damage = Ok(());
-        let table = self.table.read();
-        table.scan(keys::entries(directory, behind.saturating_add(1)), &mut |key, value| {
-            damage = chunk.add(key, value);
-            damage.is_ok() && chunk.entries.len() < wanted
-        })?;
-        damage?;
-        if !attributes {
-            return Ok(());
-        }
-        // Entries made with their inodes are in the inodes' order; links and renamed files are among them anywhere.
-        let mut order: Vec<(u64, usize)> = chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
-        order.sort_unstable();
+        let range = keys::entries(directory, behind.saturating_add(1));
+        self.warm_range(&range, CHUNK_LEAVES)?;
+        let mut looks = 0..LOOKS_MOST;
+        let (table, order) = loop {
+            chunk.clear();
+            let mut damage = Ok(());
+            let table = self.table.read();
+            table.scan(range.clone(), &mut |key, value| {
+                damage = chunk.add(key, value);
+                damage.is_ok() && chunk.entries.len() < wanted
+            })?;
+            damage?;
+            if !attributes {
+                return Ok(());
+            }
+            // Entries made with their inodes are in the inodes' order; links and renamed files are among them anywhere.
+            let mut order: Vec<(u64, usize)> = chunk.entries.iter().enumerate().map(|(at, found)| (found.number, at)).collect();
+            order.sort_unstable();
+            if looks.next().is_none() {
+                break (table, order);
+            }
+            // Nobody is to wait at the table for a device: what is missing is read without its lock, then all is looked at again.
+            let mut absent = Vec::new();
+            for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
+                if let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) {
+                    absent.extend(table.absent_in(&inodes(*first, *last), group.len().max(2))?);
+                }
+            }
+            if absent.is_empty() {
+                break (table, order);
+            }
+            drop(table);
+            absent.into_iter().try_for_each(|read| read())?;
+        };
         for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
             Self::read_rows(&table, group, &mut chunk.entries)?;
         }
@@ -171,7 +204,7 @@ impl<T: Table> Files<T> {
         }
         let mut wanted = group.iter().peekable();
         let mut damage = Ok(());
-        table.scan(keys::inode(*first).to_vec()..keys::inode(last.saturating_add(1)).to_vec(), &mut |key, value| {
+        table.scan(inodes(*first, *last), &mut |key, value| {
             let Ok(keys::Key::Inode(number)) = keys::Key::decode(key) else { return true };
             while wanted.next_if(|(of, _)| *of < number).is_some() {}
             if wanted.peek().is_none_or(|(of, _)| *of != number) {

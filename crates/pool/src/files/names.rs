@@ -185,9 +185,10 @@ impl<T: Table> Files<T> {
         made.row.links = 0;
         self.put_new(entered.txg(), number, &mut made, &mut batch)?;
         batch.put(&keys::orphan(number), Vec::new());
+        // Held before it is there: whoever frees what nobody holds must not find it.
+        let inode = self.known.get(number);
         self.apply_recorded(entered.txg(), &batch)?;
         self.count_new(&made.row);
-        let inode = self.known.get(number);
         let mut edited = self.edit(&inode)?;
         edited.lose_last_name();
         edited.activate().linkable = linkable;

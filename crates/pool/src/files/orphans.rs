@@ -45,10 +45,8 @@ impl<T: Table> Files<T> {
                 Ok(Freed::More) => self.known.put_let_go(std::iter::once(number)),
                 Ok(Freed::Gone) => gone += 1,
                 Ok(Freed::Kept) => {}
-                Err(error) => {
-                    outcome = Err(error);
-                    break;
-                }
+                // Those behind one that cannot be read are freed all the same.
+                Err(error) => outcome = Err(error),
             }
         }
         self.known.put_let_go(waiting);
@@ -72,11 +70,19 @@ impl<T: Table> Files<T> {
             true
         })?;
         numbers.retain(|number| !held.contains(number));
-        let mut gone = 0;
+        let (mut gone, mut outcome) = (0, Ok(()));
         for number in numbers {
-            gone += u64::from(self.free(number, &mut u64::MAX.clone())? == Freed::Gone);
+            if self.known.is_held(number) {
+                // By somebody who came meanwhile: it goes with its last holder, or at the next start.
+                continue;
+            }
+            match self.free(number, &mut u64::MAX.clone()) {
+                Ok(freed) => gone += u64::from(freed == Freed::Gone),
+                // Those behind one that cannot be read are freed all the same.
+                Err(error) => outcome = Err(error),
+            }
         }
-        Ok(gone)
+        outcome.map(|()| gone)
     }
 
     /// Frees one inode, where it is still one without a name, as far as so many rows go.
@@ -106,18 +112,20 @@ impl<T: Table> Files<T> {
             *left = left.saturating_sub(batch.changes().len() as u64 + 2);
             let bytes: u64 = freed.iter().map(|dead| dead.charged).sum();
             row.charged = row.charged.saturating_sub(bytes);
-            self.freed.lock().extend(freed);
             let bytes = i64::try_from(bytes).unwrap_or(i64::MAX).saturating_neg();
             if complete {
                 batch.remove(&keys::inode(number));
                 batch.remove(&keys::orphan(number));
-                self.numbers.objects.fetch_sub(1, Ordering::Relaxed);
-                self.count_owner(&row, bytes, -1);
             } else {
                 batch.put(&keys::inode(number), row.encode());
-                self.count_owner(&row, bytes, 0);
             }
             self.apply(entered.txg(), &batch)?;
+            // The rows are gone: now their frames are nobody's.
+            self.freed.lock().extend(freed);
+            self.count_owner(&row, bytes, if complete { -1 } else { 0 });
+            if complete {
+                self.numbers.objects.fetch_sub(1, Ordering::Relaxed);
+            }
             match (complete, *left) {
                 (true, _) => return Ok(Freed::Gone),
                 (false, 0) => return Ok(Freed::More),

@@ -5,6 +5,8 @@
 //!
 //! Invariants:
 //! - Patches and waiting pieces lie within the content of the extent's frame; whatever changes the length of that makes the record whole first.
+//! - What was accepted is stored whatever the old content is: a record that cannot be read any more gets patches where it would be stored anew, so that
+//!   damage of one file never stops a commit.
 //! - A record that is stored anew, or goes, takes its patches with it ([`Files::replace`] is the one place).
 
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use std::collections::BTreeMap;
 use super::admission::{Admit, worst};
 use super::content::Piece;
 use super::inodes::{Buffered, Editing};
-use super::{Batch, Files, Result, Table};
+use super::{Batch, FileError, Files, Result, Table};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::frames::NewFrame;
@@ -90,6 +92,18 @@ impl Fragments {
         self.0.iter().filter(|(_, fragment)| fragment.unrecorded).map(|(start, fragment)| (*start, fragment.bytes.as_slice()))
     }
 
+    /// The only part, where it is the whole record of this length.
+    fn take_whole(&mut self, length: usize) -> Option<Fragment> {
+        let whole = self.0.len() == 1 && self.0.get(&0).is_some_and(|fragment| fragment.bytes.len() == length);
+        if whole { self.0.remove(&0) } else { None }
+    }
+
+    /// Takes everything behind the first so many parts out.
+    fn split(&mut self, most: usize) -> Option<Self> {
+        let next = self.0.keys().nth(most).copied()?;
+        Some(Self(self.0.split_off(&next)))
+    }
+
     /// A record of the log holds them now.
     pub(super) fn recorded(&mut self) {
         self.0.values_mut().for_each(|fragment| fragment.unrecorded = false);
@@ -128,6 +142,7 @@ impl<T: Table> Files<T> {
             self.grow_fragments(buffered, piece.from, part);
             return Ok(true);
         }
+        self.warm(&keys::extent(edited.number, piece.record))?;
         let stored = self.table.read().get(&keys::extent(edited.number, piece.record))?;
         let Some(pointer) = stored.as_deref().map(Extent::decode).transpose()?.and_then(|extent| extent.pointer().copied()) else {
             return Ok(false);
@@ -153,6 +168,11 @@ impl<T: Table> Files<T> {
 
     /// Makes a record whole in memory of which only parts are there.
     pub(super) fn fill(&self, row: &Row, number: u64, record: u64, buffered: &mut Buffered) -> Result<()> {
+        if let Some(Fragment { bytes, unrecorded }) = buffered.fragments.take_whole(buffered.base) {
+            buffered.unrecorded = unrecorded.then_some(0..bytes.len());
+            buffered.content = bytes;
+            return Ok(());
+        }
         let mut content = self.load(row, number, record)?;
         let mut changed = Vec::new();
         for (from, part) in buffered.fragments.parts() {
@@ -173,6 +193,7 @@ impl<T: Table> Files<T> {
             return Ok(found);
         }
         let mut damage: std::result::Result<(), PoolError> = Ok(());
+        self.warm(&keys::patches(number, first, last).start)?;
         self.table.read().scan(keys::patches(number, first, last), &mut |key, value| {
             match (keys::Key::decode(key), Patch::decode(value)) {
                 (Ok(keys::Key::Patch { record, number, .. }), Ok(patch)) => found.push((record, number, patch)),
@@ -246,10 +267,22 @@ impl<T: Table> Files<T> {
                 Ok(None) => self.fill(&edited.row, edited.number, record, &mut buffered),
                 Err(error) => Err(error),
             };
-            match filled {
-                Ok(()) => whole.push((record, buffered)),
-                Err(error) => {
-                    edited.activate().records.insert(record, buffered);
+            let error = match filled {
+                Ok(()) => {
+                    whole.push((record, buffered));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            // Nothing that was accepted may depend on what lies there already.
+            match self.stored_patches(&edited.row, edited.number, record, record) {
+                Ok(there) if is_unreadable(&error) => {
+                    tracing::warn!(inode = edited.number, record, %error, "what was written to a record that cannot be read is stored beside it");
+                    let next = there.last().map_or(0, |(_, number, _)| number + 1);
+                    patches.extend(apart(buffered).zip(next..).map(|(part, number)| (record, part, number)));
+                }
+                _ => {
+                    put_back(edited, record, buffered);
                     outcome = Err(error);
                 }
             }
@@ -281,7 +314,7 @@ impl<T: Table> Files<T> {
         let mut written = written.into_iter();
         for (record, buffered, next) in patches {
             let Some(pointer) = written.next() else {
-                edited.activate().records.insert(record, buffered);
+                put_back(edited, record, buffered);
                 continue;
             };
             let charged = pointer.charged();
@@ -291,6 +324,35 @@ impl<T: Table> Files<T> {
             self.became(txg, &edited.row, &buffered, charged);
         }
         Ok(outcome?)
+    }
+}
+
+/// Whether an error is about what was to be read, not about the pool.
+fn is_unreadable(error: &FileError) -> bool {
+    matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. }))
+}
+
+/// A record's parts in as many as there must be patches; the first has the promise of all.
+fn apart(buffered: Buffered) -> impl Iterator<Item = Buffered> {
+    let mut rest = Some(buffered);
+    std::iter::from_fn(move || {
+        let mut now = rest.take()?;
+        rest = now.fragments.split(PIECES_MOST).map(|fragments| Buffered { fragments, base: now.base, ..Buffered::default() });
+        Some(now)
+    })
+}
+
+/// Parts that could not be stored are in memory again.
+fn put_back(edited: &mut Editing<'_>, record: u64, buffered: Buffered) {
+    let records = &mut edited.activate().records;
+    match records.get_mut(&record) {
+        Some(there) => {
+            buffered.fragments.parts().for_each(|(from, part)| there.fragments.put(from, part));
+            there.promised += buffered.promised;
+        }
+        None => {
+            records.insert(record, buffered);
+        }
     }
 }
 

@@ -36,7 +36,7 @@ enum Source {
 
 impl<T: Table> Files<T> {
     /// Shares as much of a range as can be, from its beginning; answers how much that is. What is left has to be copied: ends of records, content that
-    /// waits in memory, files of different record sizes, a range of the same file. At the end of the source a record may be shared that is not full.
+    /// waits in memory, records with patches, files of different record sizes, a range of the same file. At the end of the source a record may be shared that is not full.
     ///
     /// # Errors
     /// As a write's.
@@ -61,6 +61,21 @@ impl<T: Table> Files<T> {
         }
     }
 
+    /// Where a range cannot be shared from its beginning: how much of it is to be copied before sharing may go on, up to the end of the record.
+    /// `None` where nothing behind it can be shared, either: records of other sizes, or at other places.
+    ///
+    /// # Errors
+    /// Those of reading rows.
+    pub fn until_sharing(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<Option<u64>> {
+        let shift = self.attributes(from)?.record_shift;
+        if shift == 0 || from.number() == to.number() || self.attributes(to)?.record_shift != shift {
+            return Ok(None);
+        }
+        let size = 1u64 << shift;
+        let aligned = (range.from ^ range.to) & (size - 1) == 0;
+        Ok(aligned.then(|| size - (range.from & (size - 1))))
+    }
+
     fn share_some(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
         let entered = self.enter()?;
         let txg = entered.txg();
@@ -70,10 +85,6 @@ impl<T: Table> Files<T> {
         let _names = self.names.lock();
         let source = self.edit(from)?;
         let mut target = self.edit(to)?;
-        // Patches belong to one file: it is copied.
-        if source.row.flags & crate::rows::inode::flags::HAS_PATCHES != 0 {
-            return Ok(0);
-        }
         let Some(records) = plan(&source, &mut target, range)? else { return Ok(0) };
         let shift = source.row.record_shift;
         let mut batch = Batch::default();

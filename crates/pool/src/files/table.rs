@@ -27,6 +27,15 @@ pub trait Table: Send + Sync {
         Ok(None)
     }
 
+    /// The same for the rows of a range, or those of them that so many leaves hold.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn absent_in(&self, range: &Range<Vec<u8>>, leaves: usize) -> Result<Option<Absent>, PoolError> {
+        let _ = (range, leaves);
+        Ok(None)
+    }
+
     /// The rows of a range in the order of their keys, until `visit` answers false.
     ///
     /// # Errors
@@ -36,7 +45,7 @@ pub trait Table: Send + Sync {
     /// Makes all changes of a batch, in its order.
     ///
     /// # Errors
-    /// As [`Self::get`]. The table is then half changed: the caller must not commit it.
+    /// As [`Self::get`]. Either nothing is changed, or the table has seen to it that what is half changed is never committed.
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError>;
 
     /// What the next commits will write of the table, bytes.

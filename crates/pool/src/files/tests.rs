@@ -9,8 +9,11 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
+use crate::error::Damage;
 use crate::frames::NewFrame;
 use crate::rows::{FileType, Inode as Row};
+
+mod rot;
 
 #[derive(Clone, Default)]
 struct MapTable(BTreeMap<Vec<u8>, Vec<u8>>);
@@ -44,12 +47,17 @@ impl Table for MapTable {
 struct MapFrames {
     content: Mutex<BTreeMap<u32, Arc<[u8]>>>,
     next: AtomicU32,
+    /// What cannot be read any more.
+    rotten: Mutex<Vec<u32>>,
     /// Writes that still succeed; negative: all.
     room: AtomicI64,
 }
 
 impl Frames for MapFrames {
     fn read(&self, pointer: &Pointer) -> std::result::Result<Arc<[u8]>, PoolError> {
+        if self.rotten.lock().contains(&pointer.index) {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Checksum });
+        }
         Ok(self.content.lock().get(&pointer.index).cloned().expect("a frame that was freed is read"))
     }
 

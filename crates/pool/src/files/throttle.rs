@@ -203,6 +203,11 @@ impl Share {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    /// From now on nothing is accepted by whom it belongs to: what is in memory must not be committed.
+    pub fn fail(&self, error: &PoolError) {
+        self.throttle.fail(error);
+    }
+
     /// It grows.
     pub fn grow(&self, bytes: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use crate::frames::{NewFrame, Owner, Stream};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::xattr::{INLINE_MOST, VALUE_MOST};
-use crate::rows::{Xattr, keys};
+use crate::rows::{OwnerKind, Xattr, keys};
 use crate::space::Purpose;
 
 impl<T: Table> Files<T> {
@@ -63,19 +63,33 @@ impl<T: Table> Files<T> {
         exists: Option<bool>,
         permissions: Option<u16>,
     ) -> Result<()> {
-        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        self.with_relief(|| {
+            self.admit_rows(Purpose::Write)?;
+            self.set_admitted(inode, (name, value), exists, permissions)
+        })
+    }
+
+    fn set_admitted(
+        &self,
+        inode: &Arc<Inode>,
+        (name, value): (&[u8], &[u8]),
+        exists: Option<bool>,
+        permissions: Option<u16>,
+    ) -> Result<()> {
         let entered = self.enter()?;
         let mut edited = self.edit(inode)?;
         let mut batch = Batch::default();
-        let freed = self.drop_attribute(inode.number(), name, exists)?;
+        let old = self.old_frame(inode.number(), name, exists)?;
+        if value.len() > INLINE_MOST {
+            let owners = [(OwnerKind::User, edited.row.uid), (OwnerKind::Group, edited.row.gid)];
+            self.judge_owners(&owners, worst(value.len()), 0)?;
+        }
         let charged = self.put_attribute(entered.txg(), inode.number(), name, value, &mut batch)?;
-        self.settle_attributes(&mut edited, freed, charged);
         edited.row.flags |= HAS_XATTRS;
         if let Some(permissions) = permissions {
             edited.row.mode = edited.row.mode & !0o7777 | permissions & 0o7777;
         }
-        edited.put(&mut batch);
-        self.apply_recorded(entered.txg(), &batch)
+        self.settle_attributes(entered.txg(), edited, (old, charged), batch)
     }
 
     /// Removes an attribute.
@@ -85,39 +99,47 @@ impl<T: Table> Files<T> {
     pub fn remove_attribute(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<()> {
         self.with_relief(|| self.admit_rows(Purpose::Free))?;
         let entered = self.enter()?;
-        let mut edited = self.edit(inode)?;
+        let edited = self.edit(inode)?;
         let mut batch = Batch::default();
-        let freed = self.drop_attribute(inode.number(), name, Some(true))?;
+        let old = self.old_frame(inode.number(), name, Some(true))?;
         batch.remove(&keys::xattr(inode.number(), name));
-        self.settle_attributes(&mut edited, freed, 0);
-        edited.put(&mut batch);
-        self.apply_recorded(entered.txg(), &batch)
+        self.settle_attributes(entered.txg(), edited, (old, 0), batch)
     }
 
-    /// What the attribute is charged now, and frees its frame; checks that it exists where that matters.
-    fn drop_attribute(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<u64> {
+    /// The frame that an attribute has now, if any; checks that the attribute exists where that matters.
+    fn old_frame(&self, number: u64, name: &[u8], exists: Option<bool>) -> Result<Option<Pointer>> {
         let old = self.table.read().get(&keys::xattr(number, name))?;
         match (exists, &old) {
             (Some(true), None) => return Err(FileError::NoData),
             (Some(false), Some(_)) => return Err(FileError::AttributeExists),
             _ => {}
         }
-        match old.as_deref().map(Xattr::decode).transpose()? {
-            Some(Xattr::Frame(pointer)) => {
-                self.freed.lock().push(Dead::of(&pointer, false));
-                Ok(pointer.charged())
-            }
-            _ => Ok(0),
-        }
+        Ok(match old.as_deref().map(Xattr::decode).transpose()? {
+            Some(Xattr::Frame(pointer)) => Some(pointer),
+            _ => None,
+        })
     }
 
-    fn settle_attributes(&self, edited: &mut super::inodes::Editing<'_>, freed: u64, charged: u64) {
-        let change = charged as i64 - freed as i64;
+    /// Applies a change of an attribute that had a frame and is charged so much now. The old frame is free only once no row names it.
+    fn settle_attributes(
+        &self,
+        txg: Txg,
+        mut edited: super::inodes::Editing<'_>,
+        (old, charged): (Option<Pointer>, u64),
+        mut batch: Batch,
+    ) -> Result<()> {
+        let change = charged as i64 - old.as_ref().map_or(0, Pointer::charged) as i64;
         edited.row.charged = edited.row.charged.saturating_add_signed(change);
         edited.row.changed = (self.clock)();
+        edited.put(&mut batch);
+        self.apply_recorded(txg, &batch)?;
         if change != 0 {
             self.count_owner(&edited.row, change, 0);
         }
+        if let Some(pointer) = old {
+            self.freed.lock().push(Dead::of(&pointer, false));
+        }
+        Ok(())
     }
 
     /// Puts an attribute; answers what it is charged beyond its row.

@@ -65,6 +65,17 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// A feature that every user must know: metadata lies in two places.
+    pub const TWICE: u64 = 1;
+
+    /// Whether it fits the labels.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] where there are too many devices, or names are too long.
+    pub fn check(&self) -> Result<(), PoolError> {
+        self.encode().map(drop)
+    }
+
     pub(super) fn encode(&self) -> Result<Vec<u8>, PoolError> {
         let mut body = Writer::default();
         body.u32(VERSION);
@@ -116,8 +127,9 @@ impl Identity {
             return Err(PoolError::Refused(format!("the pool has format {version}; this program knows format {VERSION}")));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
-        if incompatible != 0 {
-            return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {incompatible:#x}")));
+        let unknown = incompatible & !Self::TWICE;
+        if unknown != 0 {
+            return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {unknown:#x}")));
         }
         let (read_only_compatible, compatible, pool) = (from.u64()?, from.u64()?, from.u64()?);
         let name = text(from)?;

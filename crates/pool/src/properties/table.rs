@@ -158,7 +158,7 @@ pub const POOL_PROPERTIES: &[Definition] = &[
         "on | off",
     )),
     pool(figure("expandsize", "EXPANDSZ", Kind::Bytes, Scope::Pool, "<size>")),
-    pool(own("failmode", "FAILMODE", Kind::Choice(&["wait", "continue", "panic"]), "wait", "wait | continue | panic")),
+    pool(own("failmode", "FAILMODE", Kind::Choice(&["wait", "continue", "panic"]), "continue", "wait | continue | panic")),
     pool(short("frag", figure("fragmentation", "FRAG", Kind::Figure, Scope::Pool, "<percent>"))),
     pool(figure("free", "FREE", Kind::Bytes, Scope::Pool, "<size>")),
     pool(figure("freeing", "FREEING", Kind::Bytes, Scope::Pool, "<size>")),

@@ -100,6 +100,8 @@ fn what_is_refused_is_refused_in_the_words_of_zfs() {
         ("canmount", "maybe", "'canmount' must be one of 'on | off | noauto'"),
         ("mountpoint", "relative", "'mountpoint' must be an absolute path, 'none', or 'legacy'"),
         ("mountpoint", "/a/../b", "'mountpoint' must be an absolute path, 'none', or 'legacy'"),
+        ("mountpoint", "/a\nb", "'mountpoint' must be an absolute path, 'none', or 'legacy'"),
+        ("mountpoint", "/a\u{1b}[2J", "'mountpoint' must be an absolute path, 'none', or 'legacy'"),
         ("nosuch", "1", "invalid property 'nosuch'"),
         ("Module:X", "1", "invalid property 'Module:X'"),
         ("used", "1", "'used' is readonly"),

@@ -108,9 +108,9 @@ impl Definition {
     }
 }
 
-/// An absolute path without doubled or trailing slashes, "." and "..".
+/// An absolute path without doubled or trailing slashes, "." and "..", and without what makes lines of its own where it is shown.
 fn absolute(path: &str) -> Option<String> {
-    if !path.starts_with('/') || path.contains('\0') || path.len() > 4095 {
+    if !path.starts_with('/') || path.chars().any(char::is_control) || path.len() > 4095 {
         return None;
     }
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();

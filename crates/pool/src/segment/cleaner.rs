@@ -27,7 +27,7 @@ pub enum Pressure {
 pub fn reserve(stream: Stream) -> u64 {
     match stream {
         Stream::Table => 0,
-        Stream::Survivors => 3,
+        Stream::Survivors | Stream::MetadataSurvivors => 3,
         Stream::Metadata => 6,
         Stream::Data => 9,
     }
@@ -75,12 +75,14 @@ pub fn choose(table: &Table, slot: u64, durable: u64, pressure: Pressure, exclud
             _ => won * age.min(1 << 32) / (1000 + used),
         }
     };
+    // In need a little is worth it too: what stays dead would be room that was promised and cannot be had.
+    let least = if pressure == Pressure::Urgent { slot / 512 } else { slot / 64 };
     let may = |segment: &Segment| {
         segment.sealed
             && !segment.place.is_empty()
             && segment.live_frames > 0
             && segment.newest.0 <= durable
-            && u64::from(segment.live_units) * 16 + slot / 64 < slot
+            && u64::from(segment.live_units) * 16 + least < slot
             && (pressure != Pressure::Tidy || u64::from(segment.live_units) * 32 < slot)
     };
     let candidates = table.segments().iter().filter(|(id, segment)| may(segment) && !excluded(**id));
@@ -115,7 +117,9 @@ mod tests {
         assert_eq!(chosen(&table(&[(1, 20_000, 10, true), (2, 20_000, 90, true)]), Pressure::Some), Some(1));
         assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Some), Some(1), "age outweighs");
         assert_eq!(chosen(&table(&[(1, 30_000, 1, true), (2, 20_000, 99, true)]), Pressure::Urgent), Some(2), "not in need");
-        assert_eq!(chosen(&table(&[(1, 65_000, 1, true), (2, 20_000, 50, false), (3, 100, 101, true)]), Pressure::Urgent), None);
+        assert_eq!(chosen(&table(&[(1, 65_450, 1, true), (2, 20_000, 50, false), (3, 100, 101, true)]), Pressure::Urgent), None);
+        let nearly_full = table(&[(1, 65_000, 1, true)]);
+        assert_eq!((chosen(&nearly_full, Pressure::Some), chosen(&nearly_full, Pressure::Urgent)), (None, Some(1)));
         assert_eq!(choose(&table(&[(1, 100, 1, true)]), slot, 100, Pressure::Some, &|id| id == 1), None);
     }
 

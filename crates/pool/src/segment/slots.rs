@@ -76,6 +76,22 @@ impl Slots {
         Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
     }
 
+    /// Takes a free slot for the copy of what lies at another: on another device where one has room, else as far away as possible.
+    pub fn take_apart(&mut self, from: Place) -> Option<Place> {
+        let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
+        let others = self.devices.iter().enumerate().filter(|(at, device)| device.free > 0 && *at != usize::from(from.device));
+        let other = others.max_by_key(|(at, device)| (share(device), usize::MAX - at)).map(|(at, _)| at);
+        let number = other.unwrap_or(usize::from(from.device));
+        let device = self.devices.get_mut(number)?;
+        let (total, free) = (device.taken.len(), |slot: &usize| device.taken.get(*slot) == Some(&false));
+        // Half of the device away and then on, round its end.
+        let begin = from.slot as usize + total / 2;
+        let slot = (0..total).map(|step| (begin + step) % total).find(free)?;
+        *device.taken.get_mut(slot)? = true;
+        device.free -= 1;
+        Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+    }
+
     /// Takes slots that the table says are in use.
     ///
     /// # Errors
@@ -144,6 +160,20 @@ mod tests {
         slots.claim(place).unwrap();
         assert!(slots.claim(Place { device: 2, slot: 0 }).is_err());
         assert!(slots.claim(Place { device: 0, slot: 30 }).is_err());
+    }
+
+    #[test]
+    fn copies_lie_elsewhere() {
+        let mut slots = Slots::default();
+        slots.add_device(10);
+        let first = slots.take().unwrap();
+        assert_eq!(slots.take_apart(first), Some(Place { device: 0, slot: 5 }));
+        let second = slots.take().unwrap();
+        assert_eq!((second.slot, slots.take_apart(second)), (1, Some(Place { device: 0, slot: 6 })));
+        slots.add_device(3);
+        assert_eq!(slots.take_apart(first).map(|place| place.device), Some(1), "another device");
+        while slots.take().is_some() {}
+        assert_eq!((slots.free(), slots.take_apart(first)), (0, None));
     }
 
     #[test]

@@ -45,23 +45,52 @@ pub struct State {
     unsettled: Vec<Arc<Piece>>,
     next_piece: u64,
     failed: bool,
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Buffer>,
 }
 
 /// An open segment.
 #[derive(Debug)]
 struct Open {
     id: u32,
-    place: Place,
+    place: Vec<Place>,
     frames: u32,
     bytes: u32,
     /// Where the piece being filled begins.
     start: u32,
-    piece: Vec<u8>,
+    piece: Buffer,
     /// What the table does not know yet.
     units: u32,
     newest: Txg,
     young: Vec<Young>,
+}
+
+/// Memory that begins at a multiple of [`ALIGN`], for writes past the page cache. It never grows beyond a piece.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    memory: Vec<u8>,
+    skip: usize,
+}
+
+impl Buffer {
+    fn aligned() -> Self {
+        let mut memory: Vec<u8> = Vec::with_capacity(PIECE + ALIGN as usize);
+        // Where it cannot be told, it is as good as any other memory.
+        let skip = memory.as_ptr().align_offset(ALIGN as usize).min(ALIGN as usize);
+        memory.resize(skip, 0);
+        Self { memory, skip }
+    }
+
+    fn clear(&mut self) {
+        self.memory.truncate(self.skip);
+    }
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.memory.get(self.skip..).unwrap_or_default()
+    }
 }
 
 /// A part of a segment to be written.
@@ -69,12 +98,12 @@ struct Open {
 pub struct Piece {
     number: u64,
     segment: u32,
-    /// Where the segment lies.
-    pub place: Place,
+    /// Where the segment lies: all of its places get the piece.
+    pub place: Vec<Place>,
     /// Where the piece begins in it, bytes.
     pub start: u32,
     /// What is to be written.
-    pub bytes: Vec<u8>,
+    pub bytes: Buffer,
 }
 
 /// What the table must learn.
@@ -130,7 +159,7 @@ impl Appender {
     pub fn recycle(&self, piece: Arc<Piece>) {
         if let Ok(Piece { mut bytes, .. }) = Arc::try_unwrap(piece) {
             let mut state = self.state.lock();
-            if state.spare.len() < SPARE && bytes.capacity() == PIECE {
+            if state.spare.len() < SPARE {
                 bytes.clear();
                 state.spare.push(bytes);
             }
@@ -153,8 +182,8 @@ impl Appender {
     pub fn read(&self, segment: u32, offset: u64, buffer: &mut [u8]) -> Vec<Range<usize>> {
         let mut missing: Vec<Range<usize>> = std::iter::once(0..buffer.len()).collect();
         let state = self.state.lock();
-        let open = state.open.iter().map(|open| (open.id, open.start, &open.piece));
-        let pieces = state.unsettled.iter().map(|piece| (piece.segment, piece.start, &piece.bytes));
+        let open = state.open.iter().map(|open| (open.id, open.start, &*open.piece));
+        let pieces = state.unsettled.iter().map(|piece| (piece.segment, piece.start, &*piece.bytes));
         for (of, start, bytes) in pieces.chain(open) {
             let (start, end) = (u64::from(start), u64::from(start) + bytes.len() as u64);
             let (from, to) = (offset.max(start), (offset + buffer.len() as u64).min(end));
@@ -197,13 +226,13 @@ impl State {
     }
 
     /// Begins a segment, or goes on with one at its end. The one before must be sealed.
-    pub fn begin(&mut self, id: u32, place: Place, frames: u32, bytes: u32) {
+    pub fn begin(&mut self, id: u32, place: Vec<Place>, frames: u32, bytes: u32) {
         let piece = self.buffer();
         self.open = Some(Open { id, place, frames, bytes, start: bytes, piece, units: 0, newest: Txg(0), young: Vec::new() });
     }
 
-    fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| Vec::with_capacity(PIECE))
+    fn buffer(&mut self) -> Buffer {
+        self.spare.pop().unwrap_or_else(Buffer::aligned)
     }
 
     /// Appends a frame that gets its name here; returns the name's offset in the pointer too. `None` without an open segment.
@@ -251,7 +280,7 @@ impl State {
         while let Some(open) = self.open.as_mut().filter(|_| !bytes.is_empty()) {
             let room = PIECE - open.bytes as usize % PIECE;
             let (now, later) = bytes.split_at(room.min(bytes.len()));
-            open.piece.extend_from_slice(now);
+            open.piece.memory.extend_from_slice(now);
             open.bytes += now.len() as u32;
             bytes = later;
             if now.len() == room {
@@ -269,7 +298,7 @@ impl State {
         if bytes.is_empty() {
             return None;
         }
-        let piece = Arc::new(Piece { number, segment: open.id, place: open.place, start: open.start, bytes });
+        let piece = Arc::new(Piece { number, segment: open.id, place: open.place.clone(), start: open.start, bytes });
         open.start = open.bytes;
         self.next_piece += 1;
         self.unsettled.push(Arc::clone(&piece));
@@ -281,7 +310,7 @@ impl State {
         let Some(open) = &mut self.open else { return Growth::default() };
         let padded = open.bytes.next_multiple_of(ALIGN);
         if !open.piece.is_empty() {
-            open.piece.resize(open.piece.len() + (padded - open.bytes) as usize, 0);
+            open.piece.memory.resize(open.piece.memory.len() + (padded - open.bytes) as usize, 0);
             open.bytes = padded;
         }
         let mut growth = Growth::default();
@@ -300,7 +329,9 @@ impl State {
         if let Some(open) = self.open.take() {
             growth.ops.push(Op::Seal { id: open.id });
             if self.spare.len() < SPARE {
-                self.spare.push(open.piece);
+                let mut piece = open.piece;
+                piece.clear();
+                self.spare.push(piece);
             }
         }
         growth
@@ -336,7 +367,7 @@ mod tests {
         let mut image = Vec::new();
         let mut names = Vec::new();
         let mut state = appender.lock();
-        state.begin(7, Place { device: 0, slot: 3 }, 0, 0);
+        state.begin(7, vec![Place { device: 0, slot: 3 }], 0, 0);
         for at in 0..100usize {
             let stored = vec![at as u8; 1000 + at * 700];
             let pointer = state.append(header(stored.len(), 1 + at as u64 / 50), &stored, &mut full).unwrap();
@@ -391,7 +422,7 @@ mod tests {
     fn a_failed_piece_is_not_waited_for() {
         let appender = Appender::new(Stream::Data);
         let mut full = Vec::new();
-        appender.lock().begin(1, Place { device: 0, slot: 0 }, 0, 0);
+        appender.lock().begin(1, vec![Place { device: 0, slot: 0 }], 0, 0);
         appender.lock().append(header(10, 1), &[1; 10], &mut full).unwrap();
         appender.lock().flush(&mut full);
         appender.settle(&full[0], false);

@@ -50,7 +50,7 @@ pub struct Segment {
     pub stream: Stream,
     /// Whether nothing will be added.
     pub sealed: bool,
-    /// Where it lies; empty once its place was given to others.
+    /// Where it lies, once or twice; empty once its place was given to others.
     pub place: Vec<Place>,
     /// The generation since which nothing at this place is used.
     pub dead_since: Option<u64>,
@@ -140,6 +140,8 @@ pub struct Found {
     pub stream: Stream,
     /// That segment's place.
     pub place: Place,
+    /// Where the same lies once more.
+    pub copy: Option<Place>,
     /// The frame's offset in it, units.
     pub offset: u32,
 }
@@ -181,7 +183,7 @@ impl Table {
             Some((to, offset)) => (*to, self.segments.get(to)?, *offset),
             None => (segment, home, offset),
         };
-        Some(Found { segment: id, stream: holder.stream, place: *holder.place.first()?, offset })
+        Some(Found { segment: id, stream: holder.stream, place: *holder.place.first()?, copy: holder.place.get(1).copied(), offset })
     }
 
     /// Whether a frame of this name is alive where it was found: `holder` at `offset` units.
@@ -190,7 +192,7 @@ impl Table {
         let Some(home) = self.segments.get(&segment) else { return false };
         match home.moved.get(&index) {
             Some(now) => *now == (holder, offset),
-            None => segment == holder && home.stream != Stream::Survivors && index < home.frames && !home.dead.get(index),
+            None => segment == holder && !home.stream.is_of_moved() && index < home.frames && !home.dead.get(index),
         }
     }
 
@@ -237,7 +239,8 @@ impl Table {
     }
 
     fn open(&mut self, id: u32, stream: Stream, place: &[Place]) -> Result<(), PoolError> {
-        if self.segments.contains_key(&id) || place.len() != 1 || stream == Stream::Table {
+        let several = place.len() == 2 && stream.is_metadata() && place.first() != place.get(1);
+        if self.segments.contains_key(&id) || !(place.len() == 1 || several) || stream == Stream::Table {
             return wrong("a segment begins that cannot");
         }
         let segment = Segment {
@@ -263,7 +266,7 @@ impl Table {
         if segment.sealed || bytes < segment.bytes || !fits(frames, bytes) {
             return wrong("a segment grows that cannot");
         }
-        if segment.stream == Stream::Survivors {
+        if segment.stream.is_of_moved() {
             if units != 0 {
                 return wrong("survivors grow alive");
             }
@@ -294,7 +297,7 @@ impl Table {
         let Some(end) = index.checked_add(count).filter(|end| *end <= segment.frames) else {
             return wrong("a frame is freed that is not there");
         };
-        if segment.stream == Stream::Survivors || (index..end).any(|at| segment.dead.get(at)) {
+        if segment.stream.is_of_moved() || (index..end).any(|at| segment.dead.get(at)) {
             return wrong("a frame is freed twice");
         }
         self.lose(id, count, units)?;
@@ -318,13 +321,13 @@ impl Table {
     }
 
     fn relocate(&mut self, id: u32, index: u32, to: (u32, u32), units: u32) -> Result<(), PoolError> {
-        if !self.segments.get(&to.0).is_some_and(|target| target.stream == Stream::Survivors && !target.place.is_empty()) {
+        if !self.segments.get(&to.0).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
             return wrong("a frame moves to where none can");
         }
         let Some(segment) = self.segments.get(&id) else { return wrong("a frame moves of a segment that is not there") };
         match segment.moved.get(&index) {
             Some((holder, _)) => self.lose(*holder, 1, units)?,
-            None if segment.stream != Stream::Survivors && index < segment.frames && !segment.dead.get(index) => {
+            None if !segment.stream.is_of_moved() && index < segment.frames && !segment.dead.get(index) => {
                 self.lose(id, 1, units)?;
                 if let Some(segment) = self.segments.get_mut(&id) {
                     segment.dead.set(index);

@@ -141,6 +141,7 @@ fn read_stream(from: &mut Reader<'_>) -> Result<Stream, PoolError> {
         1 => Ok(Stream::Metadata),
         2 => Ok(Stream::Data),
         3 => Ok(Stream::Survivors),
+        5 => Ok(Stream::MetadataSurvivors),
         _ => wrong("unknown stream"),
     }
 }
@@ -181,14 +182,13 @@ pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
 fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
     for (to, _) in segments.values().flat_map(|segment| segment.moved.values()) {
-        if !segments.get(to).is_some_and(|target| target.stream == Stream::Survivors && !target.place.is_empty()) {
+        if !segments.get(to).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
             return wrong("a moved frame is where none can be");
         }
         *arrived.entry(*to).or_default() += 1;
     }
-    let fits = |(id, segment): (&u32, &Segment)| {
-        segment.stream != Stream::Survivors || segment.live_frames == arrived.get(id).copied().unwrap_or(0)
-    };
+    let fits =
+        |(id, segment): (&u32, &Segment)| !segment.stream.is_of_moved() || segment.live_frames == arrived.get(id).copied().unwrap_or(0);
     if segments.iter().all(fits) { Ok(()) } else { wrong("moved frames do not add up") }
 }
 
@@ -252,9 +252,10 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
         last = (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));
         moved.insert(last.0, (last.1, last.2));
     }
-    let home = stream != Stream::Survivors;
+    let home = !stream.is_of_moved();
+    let most = if stream.is_metadata() { 2 } else { 1 };
     let sums = live_frames <= frames && (live_frames == 0) == (live_units == 0) && live_units <= bytes.div_ceil(16);
-    if !sums || place.len() > 1 || (home && u64::from(frames - live_frames) != dead.count()) || (place.is_empty() && live_frames > 0) {
+    if !sums || place.len() > most || (home && u64::from(frames - live_frames) != dead.count()) || (place.is_empty() && live_frames > 0) {
         return wrong("the sums of a segment do not fit each other");
     }
     Ok(Segment { stream, sealed: flags & 0x80 != 0, place, dead_since, frames, bytes, live_frames, live_units, newest, dead, moved })

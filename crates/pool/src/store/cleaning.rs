@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 
 use crate::error::PoolError;
 use crate::frames::Stream;
-use crate::pointer::Pointer;
+use crate::pointer::{FrameKind, Pointer};
 use crate::segment::cleaner::{self, Pressure};
+use crate::segment::stream::Appender;
 use crate::segment::table::Op;
 
 use super::scrub::{Walked, check};
@@ -77,7 +78,12 @@ impl Store {
                 }
             };
             let Some(id) = chosen else { break };
-            match self.move_out(id, budget, done) {
+            let outcome = match self.move_out(id, budget, done) {
+                // What is damaged here may be whole in the copy.
+                Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, done),
+                outcome => outcome,
+            };
+            match outcome {
                 Ok(Outcome::Empty) => done.segments += 1,
                 Ok(Outcome::Damaged) => {
                     uncleanable.insert(id);
@@ -92,7 +98,8 @@ impl Store {
     /// Moves what lives in a segment, until the budget is used up.
     fn move_out(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
-        let walked = self.walk(id, true, &mut |frame| {
+        let stream = self.map.read().table.segments().get(&id).map_or(Stream::Data, |segment| segment.stream);
+        let walked = self.walk(id, 0, true, &mut |frame| {
             let Pointer { segment, index, birth, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
             if !self.map.read().table.lives_at(segment, index, id, offset) {
@@ -106,7 +113,7 @@ impl Store {
             let put = |state: &mut crate::segment::stream::State, full: &mut Vec<Arc<_>>| {
                 state.append_moved(frame.raw_header, frame.stored, birth, full)
             };
-            let to = self.append(&self.survivors, charged, put)?;
+            let to = self.append(self.survivors_of(stream, frame.header.pointer.kind), charged, put)?;
             moving.push(Moving { segment, index, from: (id, offset), to, units: (charged / u64::from(Pointer::UNIT)) as u32 });
             done.bytes += charged;
             held += charged;
@@ -131,9 +138,16 @@ impl Store {
         })
     }
 
+    /// Where what is moved goes: trees to where they lie twice, if they do.
+    fn survivors_of(&self, from: Stream, kind: FrameKind) -> &Appender {
+        let metadata = from.is_metadata() || matches!(kind, FrameKind::Leaf | FrameKind::Inner | FrameKind::Value);
+        if self.twice && metadata { &self.metadata_survivors } else { &self.survivors }
+    }
+
     /// Tells the table of copied frames, once they are on the device. Those freed or moved meanwhile are left out.
     fn publish(&self, moving: &mut Vec<Moving>) -> Result<u64> {
         self.flush(&self.survivors)?;
+        self.flush(&self.metadata_survivors)?;
         let mut map = self.map.write();
         let mut published = 0;
         for frame in moving.drain(..) {

@@ -12,7 +12,7 @@ use crate::checksum;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Owner, Packing};
+use crate::frames::{Owner, Packing, Stream};
 use crate::label::{self, LogStart, Place, PoolState, Root, TableSegment, UPPER_LIMIT};
 use crate::packing;
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
@@ -24,7 +24,7 @@ use super::{Committed, Freed, Map, Result, Store};
 /// Roots that stay importable behind the newest.
 const KEPT: u64 = 3;
 /// Deltas between two full copies of the table.
-const DELTAS: usize = 12;
+const DELTAS: usize = 24;
 /// Devices that hold the newest root records.
 pub(super) const ROOT_DEVICES: usize = 3;
 /// Frees done under one hold of the table's lock.
@@ -92,7 +92,7 @@ impl Store {
     }
 
     fn prepare_and_write(&self, committed: &mut Committed, new: Option<&Commit<'_>>, clean: bool, urgent: bool) -> Result<()> {
-        for appender in [&self.metadata, &self.data, &self.survivors] {
+        for appender in [&self.metadata, &self.data, &self.survivors, &self.metadata_survivors] {
             self.flush(appender)?;
         }
         let mut root = Root { generation: committed.root.generation + 1, clean, ..committed.root.clone() };
@@ -107,10 +107,12 @@ impl Store {
         self.durable.store(root.txg.0, Ordering::Release);
         self.sums.allocated.fetch_sub(freed, Ordering::Relaxed);
         self.sums.freeing.fetch_sub(freed, Ordering::Relaxed);
+        let giving = self.giving.lock();
         let mut map = self.map.write();
         release(&mut map, &mut root)?;
-        map.tails = tails(&map, self.slot);
-        drop(map);
+        (map.tails, map.copies) = (tails(&map, self.slot), copies(&map));
+        self.sums.copies.store(0, Ordering::Relaxed);
+        drop((map, giving));
         committed.root = root;
         Ok(())
     }
@@ -229,8 +231,7 @@ impl Store {
         let offset = segment.bytes;
         segment.frames += 1;
         segment.bytes += bytes.len() as u32;
-        let place = segment.place.first().copied().ok_or(PoolError::Format(Damage::Structure("a segment without a place")))?;
-        self.write_place(place, u64::from(offset), &bytes)?;
+        segment.place.iter().try_for_each(|place| self.write_place(*place, u64::from(offset), &bytes))?;
         self.sums.written_table.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(Pointer { offset: offset / Pointer::UNIT, ..named })
     }
@@ -243,7 +244,8 @@ impl Store {
         let place = map.slots.take().ok_or(PoolError::NoSpace)?;
         let id = map.next_segment;
         map.next_segment = id.checked_add(1).ok_or_else(|| PoolError::Refused("the pool has used up its segment numbers".to_owned()))?;
-        Ok(TableSegment { id, place: vec![place], frames: 0, bytes: 0, dead_since: None })
+        let place = self.with_copy(&mut map, Stream::Table, place);
+        Ok(TableSegment { id, place, frames: 0, bytes: 0, dead_since: None })
     }
 }
 
@@ -280,9 +282,16 @@ pub(super) fn tails(map: &Map, slot: u64) -> u64 {
     // In proportion to what lives: the rest of the segment goes with the cleaner, and its tail with it.
     let lost = filled.map(|segment| {
         let live = u128::from(segment.live_units) * 16;
-        (u128::from(slot - u64::from(segment.bytes).min(slot)) * live / u128::from(segment.bytes.max(1))) as u64
+        let tail = (u128::from(slot - u64::from(segment.bytes).min(slot)) * live / u128::from(segment.bytes.max(1))) as u64;
+        tail * segment.place.len().max(1) as u64
     });
     lost.sum()
+}
+
+/// What living frames take a second time.
+pub(super) fn copies(map: &Map) -> u64 {
+    let twice = map.table.segments().values().filter(|segment| segment.place.len() > 1);
+    twice.map(|segment| u64::from(segment.live_units) * u64::from(Pointer::UNIT)).sum()
 }
 
 /// Syncs devices, all at once.

@@ -102,6 +102,7 @@ impl Store {
     /// [`PoolError::Suspended`] when it fails, and from then on.
     pub fn log_write(&self, position: u64, bytes: &[u8]) -> Result<()> {
         self.usable()?;
+        self.confirm()?;
         let mut rest = bytes;
         for (place, offset, length) in self.log_parts(position, bytes.len() as u64)? {
             let (part, after) = rest.split_at(length.min(rest.len()));

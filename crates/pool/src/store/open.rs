@@ -23,7 +23,7 @@ use crate::segment::stream::Appender;
 use crate::segment::table::{Op, Table};
 use crate::segment::table_log::{self, Young};
 
-use super::commit::{ROOT_DEVICES, release, tails};
+use super::commit::{ROOT_DEVICES, copies, release, tails};
 use super::log_area::Borrowed;
 use super::{Committed, Map, Result, Store, Sums};
 
@@ -41,6 +41,8 @@ pub struct NewPool {
     pub host: (u64, String),
     /// Now, seconds since 1970.
     pub time: u64,
+    /// Whether metadata is written twice: a damaged copy is mended by the other.
+    pub twice: bool,
 }
 
 /// What an import may do.
@@ -77,13 +79,18 @@ fn structure<T>(what: &'static str) -> Result<T> {
     Err(PoolError::Format(Damage::Structure(what)))
 }
 
+/// Where a device was when it was last seen. What is absurdly long would crowd the others out of the labels.
+fn path_hint(device: &dyn Device) -> Vec<u8> {
+    Some(device.name().as_bytes()).filter(|path| path.len() <= 1024).unwrap_or_default().to_vec()
+}
+
 /// A device's own number; told apart by the pool's and the device's place in it.
 fn member(pool: u64, index: usize, device: &dyn Device) -> Member {
     let mut name = b"device ".to_vec();
     name.extend(pool.to_le_bytes());
     name.extend((index as u64).to_le_bytes());
     let [a, b, c, d, e, f, g, h, ..] = checksum::structure(&name);
-    Member { guid: u64::from_le_bytes([a, b, c, d, e, f, g, h]), length: device.length(), path: device.name().as_bytes().to_vec() }
+    Member { guid: u64::from_le_bytes([a, b, c, d, e, f, g, h]), length: device.length(), path: path_hint(device) }
 }
 
 impl Store {
@@ -105,7 +112,7 @@ impl Store {
         let total: u64 = devices.iter().map(|device| device.length()).sum();
         let identity = Identity {
             revision: 1,
-            incompatible: 0,
+            incompatible: if new.twice { Identity::TWICE } else { 0 },
             read_only_compatible: 0,
             compatible: 0,
             pool: new.guid,
@@ -136,6 +143,7 @@ impl Store {
             table: None,
             deltas: Vec::new(),
         };
+        identity.check()?;
         let store = Self::assemble(devices, identity.clone(), root, Loaded::default(), true)?;
         store.write_identities(&identity)?;
         store.commit_root(&mut store.committed.lock(), None, false, true)?;
@@ -161,28 +169,47 @@ impl Store {
             (identity.state, identity.host, identity.time) = (PoolState::Active, import.host.clone(), import.time);
             identity.revision += 1;
             for (member, device) in identity.members.iter_mut().zip(&devices) {
-                member.path = device.name().as_bytes().to_vec();
+                member.path = path_hint(&**device);
             }
+            identity.check()?;
         }
         let store = Self::assemble(devices, identity.clone(), root, loaded, writable)?;
         if rewinds {
             store.begin_again(identity.pool)?;
-        }
-        if writable {
+        } else if writable {
             store.write_identities(&identity)?;
         }
         let root = store.root();
         Ok((store, root))
     }
 
-    /// Gives up all that came after the root, by one root record that is newer than all others: nothing was written over before it, and after it
-    /// the log begins behind everything that it ever held, so that nothing of what was given up is replayed.
+    /// Goes on from an older root, in memory: the log begins behind everything that it ever held, so that nothing of what is given up is replayed.
+    /// Nothing is written before [`Self::confirm`], so that a state that cannot be read does not cost the others.
     fn begin_again(&self, pool: u64) -> Result<()> {
         let mut committed = self.committed.lock();
         let sequence = log::newest_sequence(&Borrowed(self), pool)?.wrapping_add(1);
         committed.root.log_start = LogStart { position: 0, sequence, chain: 0 };
-        let record = committed.root.encode()?;
-        self.write_record(committed.root.generation, &record)
+        self.unconfirmed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The state that was opened can be read. Where it is an older one ([`Access::Rewind`]), all that came after it is given up now, by one root record
+    /// that is newer than all others: nothing was written over before it.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if it cannot be written.
+    pub fn confirm(&self) -> Result<()> {
+        if !self.unconfirmed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let committed = self.committed.lock();
+        if self.unconfirmed.load(Ordering::Acquire) {
+            let record = committed.root.encode()?;
+            let written = self.write_record(committed.root.generation, &record).and_then(|()| self.write_identities(&committed.identity));
+            written.map_err(|error| self.suspend(&error))?;
+            self.unconfirmed.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Adds a device; frames go to it from now on.
@@ -202,6 +229,8 @@ impl Store {
         (identity.revision, identity.time) = (identity.revision + 1, time);
         let mut devices = Devices::clone(&self.devices.read());
         devices.push(device);
+        // Refused before anything is written.
+        identity.check()?;
         // The new device first: the others must not name one that does not know of it.
         write_identities(&devices, &identity, true).map_err(|error| self.suspend(&error))?;
         *self.devices.write() = Arc::new(devices);
@@ -234,6 +263,7 @@ impl Store {
         let mut identity = committed.identity.clone();
         change(&mut identity);
         (identity.revision, identity.time) = (identity.revision + 1, time);
+        identity.check()?;
         self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
         committed.identity = identity;
         Ok(())
@@ -264,19 +294,19 @@ impl Store {
         let mut map = Map { table: loaded.table, slots, next_segment: root.next_segment, ..Map::default() };
         let mut root = root;
         release(&mut map, &mut root)?;
-        map.tails = tails(&map, identity.slot);
+        (map.tails, map.copies) = (tails(&map, identity.slot), copies(&map));
         let open_table =
             root.table_segments.iter().rev().find(|segment| segment.dead_since.is_none() && root.clean).map(|segment| segment.id);
-        let streams = [Stream::Metadata, Stream::Data, Stream::Survivors].map(Appender::new);
+        let streams = [Stream::Metadata, Stream::Data, Stream::Survivors, Stream::MetadataSurvivors].map(Appender::new);
         for appender in &streams {
             let open = map.table.segments().iter().find(|(_, segment)| !segment.sealed && segment.stream == appender.stream);
             if let Some((id, segment)) = open
-                && let Some(place) = segment.place.first()
+                && !segment.place.is_empty()
             {
-                appender.lock().begin(*id, *place, segment.frames, segment.bytes);
+                appender.lock().begin(*id, segment.place.clone(), segment.frames, segment.bytes);
             }
         }
-        let [metadata, data, survivors] = streams;
+        let [metadata, data, survivors, metadata_survivors] = streams;
         // The first commit writes the whole table: what was recorded here of an import that wrote nothing is in no delta.
         let committed = Committed {
             pieces: loaded.pieces,
@@ -291,10 +321,14 @@ impl Store {
             slot: identity.slot,
             writable,
             closed: AtomicBool::new(false),
+            unconfirmed: AtomicBool::new(false),
             map: RwLock::new(map),
             metadata,
             data,
             survivors,
+            metadata_survivors,
+            twice: identity.incompatible & Identity::TWICE != 0,
+            giving: Mutex::new(()),
             durable: AtomicU64::new(root.txg.0),
             log: root.log.clone(),
             committed: Mutex::new(committed),
@@ -305,6 +339,7 @@ impl Store {
             sums,
             slop_at_most: u64::MAX,
             watcher: Default::default(),
+            ahead: super::streaming::Ahead::default(),
         })
     }
 }
@@ -339,6 +374,10 @@ fn in_order(devices: Devices) -> Result<(Devices, Identity)> {
         let listed = newest.members.get(usize::from(identity.index));
         if identity.pool != newest.pool || own.map(|own| own.guid) != listed.map(|listed| listed.guid) {
             return refused(format!("{}: belongs to another pool than the other devices", device.name()));
+        }
+        // A crash between two writings of labels leaves them one apart.
+        if identity.revision.saturating_add(1) < newest.revision {
+            return refused(format!("{}: an older copy of a device of the pool than the others are", device.name()));
         }
         if listed.is_none_or(|listed| device.length() < listed.length) {
             return refused(format!("{}: has become shorter: {} bytes", device.name(), device.length()));
@@ -412,20 +451,34 @@ fn load(devices: &Devices, slot: u64, root: &Root) -> Result<Loaded> {
     Ok(Loaded { table, young, pieces })
 }
 
-/// Reads a frame of the table, which only the root's own list can find.
+/// Where a frame of the table lies, which only the root's own list can tell.
+pub(super) fn table_places<'a>(root: &'a Root, pointer: &Pointer) -> &'a [Place] {
+    root.table_segments.iter().find(|segment| segment.id == pointer.segment).map_or(&[], |segment| &segment.place)
+}
+
+/// Reads a frame of the table, from the first of its places where it is whole.
 pub(super) fn read_table_frame(devices: &[Arc<dyn Device>], slot: u64, root: &Root, pointer: &Pointer) -> Result<Vec<u8>> {
+    let missing = PoolError::Frame { pointer: *pointer, damage: Damage::Structure("its segment is not there") };
+    let mut read = Err(missing);
+    for place in table_places(root, pointer) {
+        read = read_table_copy(devices, slot, *place, pointer);
+        if read.is_ok() {
+            break;
+        }
+    }
+    read
+}
+
+/// Reads a frame of the table from one of its places.
+pub(super) fn read_table_copy(devices: &[Arc<dyn Device>], slot: u64, place: Place, pointer: &Pointer) -> Result<Vec<u8>> {
     let damaged = |damage| PoolError::Frame { pointer: *pointer, damage };
-    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment);
-    let Some(place) = segment.and_then(|segment| segment.place.first()) else {
-        return Err(damaged(Damage::Structure("its segment is not there")));
-    };
     let Some(device) = devices.get(usize::from(place.device)) else { return Err(damaged(Damage::Structure("its device is not there"))) };
     let offset = u64::from(pointer.offset) * u64::from(Pointer::UNIT);
     if offset + pointer.charged() > slot || u64::from(pointer.logical) > slot {
         return Err(damaged(Damage::Structure("behind the end of its segment")));
     }
     let mut stored = vec![0; pointer.stored as usize];
-    let from = slots::start(*place, slot) + offset + u64::from(Pointer::HEADER);
+    let from = slots::start(place, slot) + offset + u64::from(Pointer::HEADER);
     device.read_at(&mut stored, from).map_err(|error| failed(&**device, "reading", error))?;
     let mut content = vec![0; pointer.logical as usize];
     if !packing::unpack(pointer.compression, &stored, &mut content) {

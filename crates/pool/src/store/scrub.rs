@@ -9,11 +9,11 @@ use crate::checksum;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, Stream};
-use crate::label::{Place, Root};
+use crate::label::Place;
 use crate::packing;
 use crate::pointer::{Pointer, Txg};
 
-use super::open::read_table_frame;
+use super::open::table_places;
 use super::{Result, Store};
 
 /// How much of a segment is read at once, bytes.
@@ -43,6 +43,8 @@ pub struct Checked {
     pub device: u16,
     /// What is wrong with it, if anything is.
     pub damage: Option<Damage>,
+    /// Another copy was whole: nothing is lost, and the damaged one was written anew.
+    pub mended: bool,
 }
 
 /// What is known of a segment.
@@ -70,12 +72,6 @@ pub struct SegmentInfo {
     pub newest: Txg,
     /// The generation since which it is dead.
     pub dead_since: Option<u64>,
-}
-
-/// The device on which a frame of the table lies.
-fn device_of(root: &Root, pointer: &Pointer) -> u16 {
-    let segment = root.table_segments.iter().find(|segment| segment.id == pointer.segment);
-    segment.and_then(|segment| segment.place.first()).map_or(0, |place| place.device)
 }
 
 /// What is wrong with a frame by its own header.
@@ -118,7 +114,7 @@ impl Store {
         if self.map.read().table.segments().get(&id).is_none_or(|segment| segment.place.is_empty()) {
             return Err(PoolError::Refused(format!("there is no segment {id} in the pool")));
         }
-        let shown = self.walk(id, false, &mut |frame| {
+        let shown = self.walk(id, 0, false, &mut |frame| {
             let Pointer { segment, index, .. } = frame.header.pointer;
             let lives = self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT);
             Ok(visit(&frame.header, frame.offset, lives))
@@ -162,35 +158,39 @@ impl Store {
         };
         let devices = Arc::clone(&self.devices.read());
         pieces.iter().chain(&root.table).chain(&root.deltas).all(|pointer| {
-            let damage = match read_table_frame(&devices, self.slot, &root, pointer) {
-                Ok(_) => None,
-                Err(PoolError::Frame { damage, .. }) => Some(damage),
-                Err(_) => Some(Damage::Structure("it cannot be read")),
-            };
+            let looked = self.look_at_table_frame(&devices, &root, pointer);
             // A commit may have replaced it while it was read.
             let current = || self.committed.lock().root.generation == root.generation;
-            let damage = damage.filter(|_| current());
-            visit(&Checked {
-                name: (pointer.segment, pointer.index),
-                owner: Some(Owner::default()),
-                header: None,
-                bytes: pointer.charged(),
-                device: device_of(&root, pointer),
-                damage,
-            })
+            let (device, damage, mended) = match looked {
+                Some((place, damage, mended)) if mended || current() => (place.device, Some(damage), mended),
+                _ => (table_places(&root, pointer).first().map_or(0, |place| place.device), None, false),
+            };
+            let name = (pointer.segment, pointer.index);
+            visit(&Checked { name, owner: Some(Owner::default()), header: None, bytes: pointer.charged(), device, damage, mended })
         })
     }
 
     fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
-        let mut missing = self.living(id);
+        let places = self.map.read().table.segments().get(&id).map_or(0, |segment| segment.place.len());
+        if places > 1 {
+            return self.scrub_twice(id, visit);
+        }
         let mut go_on = true;
-        let device = self.map.read().table.segments().get(&id).and_then(|segment| segment.place.first()).map_or(0, |place| place.device);
-        self.walk(id, false, &mut |frame| {
+        let (device, lives) = self
+            .map
+            .read()
+            .table
+            .segments()
+            .get(&id)
+            .map_or((0, 0), |segment| (segment.place.first().map_or(0, |place| place.device), segment.live_frames as usize));
+        let mut found = BTreeSet::new();
+        self.walk(id, 0, false, &mut |frame| {
             let Pointer { segment, index, .. } = frame.header.pointer;
-            if !missing.remove(&(segment, index)) {
+            let alive = || self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT);
+            if !alive() || !found.insert((segment, index)) {
                 return Ok(true);
             }
-            let damage = check(&frame).filter(|_| self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT));
+            let damage = check(&frame).filter(|_| alive());
             let bytes = frame.header.pointer.charged();
             go_on = visit(&Checked {
                 name: (segment, index),
@@ -199,14 +199,15 @@ impl Store {
                 bytes,
                 device,
                 damage,
+                mended: false,
             });
             Ok(go_on)
         })?;
-        if go_on && !missing.is_empty() {
-            // Freed or moved while we looked, or not to be found by its header.
-            let now = self.living(id);
-            for name in missing.intersection(&now) {
-                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage: Some(Damage::Header) };
+        if go_on && (found.len() != lives || self.lives_in(id) != lives) {
+            // Some came or went while we looked, or are not to be found by their headers. Only now their names are asked for, which takes long.
+            for name in self.living(id).difference(&found) {
+                let damage = Some(Damage::Header);
+                let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage, mended: false };
                 if !visit(&lost) {
                     return Ok(false);
                 }
@@ -215,12 +216,37 @@ impl Store {
         Ok(go_on)
     }
 
+    fn lives_in(&self, id: u32) -> usize {
+        self.map.read().table.segments().get(&id).map_or(0, |segment| segment.live_frames as usize)
+    }
+
+    /// The same as [`Self::living`], by the headers in the segment where all can be found by them. For a segment of frames that have moved, whose names are
+    /// with the segments that they are of: all of those would have to be looked through.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`].
+    pub(super) fn living_by_headers(&self, id: u32) -> Result<BTreeSet<(u32, u32)>> {
+        if !self.map.read().table.segments().get(&id).is_some_and(|segment| segment.stream.is_of_moved()) {
+            return Ok(self.living(id));
+        }
+        let lives = self.lives_in(id);
+        let mut found = BTreeSet::new();
+        self.walk(id, 0, false, &mut |frame| {
+            let Pointer { segment, index, .. } = frame.header.pointer;
+            if self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT) {
+                found.insert((segment, index));
+            }
+            Ok(true)
+        })?;
+        Ok(if found.len() == lives { found } else { self.living(id) })
+    }
+
     /// The names of all committed frames that live in a segment.
-    fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
+    pub(super) fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
         let map = self.map.read();
         let segments = map.table.segments();
         match segments.get(&id) {
-            Some(segment) if segment.stream == Stream::Survivors => {
+            Some(segment) if segment.stream.is_of_moved() => {
                 let moved = segments.iter().flat_map(|(of, segment)| segment.moved.iter().map(move |(index, (to, _))| (*of, *index, *to)));
                 moved.filter(|(_, _, to)| *to == id).map(|(of, index, _)| (of, index)).collect()
             }
@@ -229,11 +255,11 @@ impl Store {
         }
     }
 
-    /// Visits the frames of a segment in their order; `true` if it came to the end. What is no header is passed over in search of the next one,
+    /// Visits the frames of a segment, at one of its places, in their order; `true` if it came to the end. What is no header is passed over in search of the next one,
     /// unless `strict`: then the walk ends there, because file content may look like a frame.
-    pub(super) fn walk(&self, id: u32, strict: bool, visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>) -> Result<bool> {
+    pub(super) fn walk(&self, id: u32, copy: usize, strict: bool, visit: &mut dyn FnMut(Walked<'_>) -> Result<bool>) -> Result<bool> {
         let found =
-            self.map.read().table.segments().get(&id).map(|segment| (segment.place.first().copied(), segment.bytes, segment.stream));
+            self.map.read().table.segments().get(&id).map(|segment| (segment.place.get(copy).copied(), segment.bytes, segment.stream));
         let Some((Some(place), end, stream)) = found else { return Ok(true) };
         let unit = Pointer::UNIT as usize;
         let (mut at, mut start, mut window) = (0usize, 0usize, Vec::new());
@@ -243,7 +269,7 @@ impl Store {
             let header = window.get(at - start..).map(Header::decode);
             let fits = |header: &Header| {
                 let Pointer { segment, stored, logical, .. } = header.pointer;
-                let own = stream == Stream::Survivors || segment == id;
+                let own = stream.is_of_moved() || segment == id;
                 own && at as u64 + header.pointer.charged() <= end as u64 && u64::from(stored.max(logical)) <= self.slot
             };
             let Some(header) = header.and_then(std::result::Result::ok).filter(fits) else {
@@ -289,7 +315,7 @@ impl Store {
         let mut alive = std::collections::HashSet::new();
         for (id, segment) in map.table.segments() {
             alive.extend(segment.moved.keys().map(|index| (*id, *index)));
-            if segment.stream != Stream::Survivors {
+            if !segment.stream.is_of_moved() {
                 alive.extend((0..segment.frames).filter(|index| !segment.dead.get(*index)).map(|index| (*id, index)));
             }
         }
@@ -303,7 +329,7 @@ impl Store {
     pub fn births(&self, names: &std::collections::HashSet<(u32, u32)>) -> Result<std::collections::HashMap<(u32, u32), Txg>> {
         let mut found = std::collections::HashMap::new();
         for id in names.iter().map(|(segment, _)| *segment).collect::<BTreeSet<u32>>() {
-            self.walk(id, false, &mut |frame| {
+            self.walk(id, 0, false, &mut |frame| {
                 let Pointer { segment, index, birth, .. } = frame.header.pointer;
                 if names.contains(&(segment, index)) {
                     found.insert((segment, index), birth);

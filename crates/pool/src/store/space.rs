@@ -39,7 +39,9 @@ pub struct Space {
     pub freeing: u64,
     /// What is lost at the ends of full segments.
     pub tails: u64,
-    /// `size` less `allocated` and `tails`.
+    /// What living frames of trees take a second time. Nobody is charged for it.
+    pub copies: u64,
+    /// `size` less `allocated`, `tails` and `copies`.
     pub free: u64,
     /// What ordinary writes must leave.
     pub slop: u64,
@@ -67,13 +69,14 @@ impl Store {
     #[must_use]
     pub fn space(&self) -> Space {
         let log = self.log_length();
-        let (total, free_slots, tails) = {
+        let (total, free_slots, tails, copies) = {
             let map = self.map.read();
-            (map.slots.total(), map.free(), map.tails)
+            (map.slots.total(), map.free(), map.tails, map.copies)
         };
+        let copies = copies + self.sums.copies.load(Ordering::Relaxed);
         let size = (total * self.slot).saturating_sub(log);
         let allocated = self.sums.allocated.load(Ordering::Relaxed) + self.sums.table.load(Ordering::Relaxed);
-        let free = size.saturating_sub(allocated + tails);
+        let free = size.saturating_sub(allocated + tails + copies);
         let slop = slop(size).min(self.slop_at_most);
         Space {
             size,
@@ -81,6 +84,7 @@ impl Store {
             table: self.sums.table.load(Ordering::Relaxed),
             freeing: self.sums.freeing.load(Ordering::Relaxed),
             tails,
+            copies,
             free,
             slop,
             available: free.saturating_sub(slop),

@@ -1,5 +1,6 @@
 //! Tests of the store on simulated devices.
 
+mod copies;
 mod crash;
 mod fixture;
 mod full;
@@ -29,7 +30,7 @@ fn devices(simulators: &[Arc<Simulator>]) -> Vec<Arc<dyn Device>> {
 }
 
 fn new_pool() -> NewPool {
-    NewPool { name: "tank".to_owned(), guid: 0x1234_5678_9abc_def0, host: host(), time: 1_800_000_000 }
+    NewPool { name: "tank".to_owned(), guid: 0x1234_5678_9abc_def0, host: host(), time: 1_800_000_000, twice: false }
 }
 
 fn create(simulators: &[Arc<Simulator>]) -> Store {
@@ -110,7 +111,19 @@ fn frames_are_there_before_and_after_a_commit_and_an_import() {
     assert_eq!(used(&store), charged);
     commit(&store, 1).unwrap();
     all(&store);
+    let streamed = |store: &Store| {
+        let mut targets: Vec<Vec<u8>> = frames.iter().map(|(_, _, length)| vec![1; *length]).collect();
+        let mut wanted: Vec<Wanted<'_>> =
+            frames.iter().zip(&mut targets).map(|((pointer, ..), target)| Wanted { pointer: *pointer, target }).collect();
+        store.read_all(&mut wanted).unwrap();
+        assert!(frames.iter().zip(&targets).all(|((_, number, length), target)| *target == content(*number, *length)));
+        let mut short = vec![0; frames[3].2 - 1];
+        assert!(store.read_all(&mut [Wanted { pointer: frames[3].0, target: &mut short }]).is_err(), "of another length");
+    };
+    streamed(&store);
+    store.expect_later(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>());
     assert!(matches!(commit(&store, 1), Err(PoolError::Refused(_))), "a txg is committed once");
+    streamed(&store);
     store.expect(&frames.iter().map(|(pointer, ..)| *pointer).collect::<Vec<_>>());
     // Neither a clean nor an unclean import loses anything; devices may come in any order.
     let before = store.space();
@@ -208,6 +221,7 @@ fn a_rewind_gives_up_what_came_later() {
     assert_eq!(root.txg, Txg(6));
     assert_eq!(*store.read(&pointers[5]).unwrap(), *content(6, 50_000));
     assert_eq!(used(&store), pointers[5].charged());
+    store.confirm().unwrap();
     drop(store);
     let (store, root) = open(&sims, Access::ReadWrite).unwrap();
     assert_eq!(root.txg, Txg(6), "what came later is gone for good");

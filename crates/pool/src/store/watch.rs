@@ -22,6 +22,8 @@ pub struct Damaged {
     pub device: u16,
     /// What is wrong; `None` where the device could not read it at all.
     pub damage: Option<Damage>,
+    /// Another copy was whole: nothing is lost, and the damaged one was written anew where the pool may be written to.
+    pub mended: bool,
 }
 
 type Tell = Box<dyn Fn(&Damaged) + Send + Sync>;
@@ -43,7 +45,11 @@ impl Store {
         let _ = self.watcher.0.set(Box::new(tell));
     }
 
-    pub(super) fn report(&self, pointer: &Pointer, at: Location, error: &PoolError) {
+    pub(super) fn tell_watcher(&self, damaged: &Damaged) {
+        self.watcher.0.get().iter().for_each(|tell| tell(damaged));
+    }
+
+    pub(super) fn report(&self, pointer: &Pointer, at: Location, error: &PoolError, mended: bool) {
         let Some(tell) = self.watcher.0.get() else { return };
         let damage = match error {
             PoolError::Frame { damage, .. } => Some(damage.clone()),
@@ -53,6 +59,6 @@ impl Store {
         let mut header = [0; Pointer::HEADER as usize];
         let read = self.read_range(pointer.birth, at, 0, &mut header).and_then(|()| Header::decode(&header));
         let owner = read.ok().filter(|header| header.is_of(pointer)).map(|header| header.owner);
-        tell(&Damaged { pointer: *pointer, owner, device: at.place.device, damage });
+        tell(&Damaged { pointer: *pointer, owner, device: at.place.device, damage, mended });
     }
 }

@@ -107,6 +107,16 @@ impl Cursor<'_> {
         }
     }
 
+    /// Goes to the next leaf of the range; `false` at its end.
+    ///
+    /// # Errors
+    /// As [`View::cursor`].
+    pub(crate) fn skip_leaf(&mut self) -> Result<bool, PoolError> {
+        self.row = self.end;
+        self.advance()?;
+        Ok(self.leaf.is_some())
+    }
+
     fn node(&self, child: &Child, level: Option<u8>) -> Result<Arc<Node>, PoolError> {
         match child {
             Child::Dirty(node) => Ok(Arc::clone(node)),

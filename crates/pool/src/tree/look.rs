@@ -10,13 +10,20 @@ use super::node::{BROKEN, Body, Child, Node};
 use super::{Context, Row, Tree, View};
 use crate::cache::Cache;
 use crate::error::PoolError;
-use crate::pointer::Pointer;
+use crate::pointer::{FrameKind, Pointer};
 
 /// A node that a look-up needs and that is not in the cache: for [`Context::fetch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch {
     pub(super) pointer: Pointer,
     pub(super) level: Option<u8>,
+}
+
+#[cfg(test)]
+impl Fetch {
+    pub(crate) fn pointer(&self) -> Pointer {
+        self.pointer
+    }
 }
 
 /// Which way down.
@@ -168,6 +175,48 @@ fn needs(root: Option<&Child>, cache: &Cache, key: &[u8]) -> Result<Option<Fetch
             },
             Step::Child(Child::Dirty(next), _) => Arc::clone(next),
         };
+    }
+}
+
+/// Whether one of the nodes of a range, as far as so many leaves reach, is not in memory.
+fn lacks(child: &Child, cache: &Cache, range: (Option<&[u8]>, &[u8]), left: &mut usize) -> bool {
+    let held;
+    let node = match child {
+        Child::Dirty(node) => node,
+        Child::Clean(pointer) if pointer.kind == FrameKind::Leaf => {
+            *left = left.saturating_sub(1);
+            return !cache.holds(pointer);
+        }
+        Child::Clean(pointer) => match cache.cached_node(pointer) {
+            None => return true,
+            Some(node) => {
+                held = node;
+                &held
+            }
+        },
+    };
+    let Body::Inner(inner) = &node.body else {
+        *left = left.saturating_sub(1);
+        return false;
+    };
+    let (from, to) = range;
+    let first = from.map_or(0, |from| inner.find(from));
+    for at in first..inner.len() {
+        if *left == 0 || (at > first && !to.is_empty() && inner.key(at) >= to) {
+            return false;
+        }
+        let from = from.filter(|_| at == first);
+        if inner.child(at).is_some_and(|child| lacks(child, cache, (from, to), left)) {
+            return true;
+        }
+    }
+    false
+}
+
+impl View {
+    /// Whether reading the rows at `from` and before `to` (empty: to the end), as far as so many leaves reach, would wait for a device.
+    pub(crate) fn lacks(&self, cache: &Cache, from: &[u8], to: &[u8], leaves: usize) -> bool {
+        self.root.as_ref().is_some_and(|root| lacks(root, cache, (Some(from), to), &mut leaves.max(1)))
     }
 }
 

@@ -24,14 +24,19 @@ fn a_file_system_goes_back() {
     assert_eq!(world.mounted().len(), 1);
     // What the kernel kept was passed on before, and forgotten afterwards.
     let id = world.id("t/a");
-    assert!(world.mounts.asked.lock().ends_with(&[format!("settle [{id}]"), format!("changed {id}")]));
-    // Where somebody uses it, nothing happens.
-    world.write("t/a", "new", 200_000, 2);
+    assert!(world.mounts.asked.lock().ends_with(&[format!("settle [{id}]"), format!("replaced {id}")]));
+    // Whoever uses it stays in it; what lies below is unmounted for it, unless somebody uses that.
     world.mounts.used.lock().insert(id);
+    world.create("t/a/below");
+    world.write("t/a", "new", 200_000, 2);
+    world.ok(Request::RollBack(roll_back("t/a@1")));
+    assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (None, 2));
+    world.write("t/a", "new", 200_000, 2);
+    world.mounts.used.lock().insert(world.id("t/a/below"));
     assert_eq!(world.refused(Request::RollBack(roll_back("t/a@1"))).2, Kind::Busy);
-    assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (Some(200_000), 1));
+    assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (Some(200_000), 2));
     world.ok(Request::RollBack(ToRollBack { force: true, ..roll_back("t/a@1") }));
-    assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (None, 1));
+    assert_eq!((read(&world, "t/a", "new"), world.mounted().len()), (None, 2));
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Admin {
         self.forest().charge_if_allowed(&changes, Purpose::Write)?.map_err(refusal)
     }
 
-    /// Moves a snapshot from one dataset's line to another's, with its holds and clones.
+    /// Moves a snapshot from one dataset's line to another's, with its holds, clones and properties.
     pub(super) fn move_snapshot(&mut self, from: u64, to: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
         let (holds, clones) = (self.catalog.holds(from, txg)?, self.catalog.clones(from, txg)?);
         for (tag, _) in &holds {
@@ -104,6 +104,10 @@ impl Admin {
         }
         for clone in &clones {
             self.catalog.set_clone(from, txg, *clone, false)?;
+        }
+        for (name, row) in self.catalog.snapshot_properties(from, txg)? {
+            self.catalog.set_snapshot_property(from, txg, &name, None)?;
+            self.catalog.set_snapshot_property(to, txg, &name, Some(&row))?;
         }
         self.catalog.leave_snapshot(from, txg)?;
         self.catalog.enter_snapshot(to, txg, row)?;

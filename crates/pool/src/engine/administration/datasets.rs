@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::{NewDataset, refused};
-use crate::catalog::DatasetRow;
+use crate::catalog::{DatasetRow, PropertyRow};
 use crate::deadlist::ListId;
 use crate::engine::admission::refusal;
-use crate::engine::{Dataset, Pool, find};
+use crate::engine::{Admin, Dataset, Pool, find};
 use crate::error::PoolError;
 use crate::pointer::Txg;
-use crate::space::Usage;
+use crate::space::{Limits, Usage};
 
 impl Pool {
     /// The dataset that has the pool's name.
@@ -36,12 +36,38 @@ impl Pool {
         }
         let rows = self.parse_new(properties)?;
         let limits = admin.judge_new(parent, &rows, Usage::default())?;
+        let before = admin.catalog.changes();
+        let entered = self.enter_new(&mut admin, parent, name, (&rows, limits));
+        if let Err(error) = &entered
+            && admin.catalog.changes() != before
+        {
+            // Half of it is in the catalog: no commit may make that durable.
+            admin.failed = Some(error.clone());
+            self.throttle.fail(error);
+        }
+        let id = entered?;
+        self.commit_under(&mut admin, |admin, txg| {
+            let mut row = admin.catalog.dataset(id)?;
+            row.created = txg;
+            admin.catalog.set_dataset(id, &row)
+        })?;
+        Ok(id)
+    }
+
+    /// Enters a new file system everywhere; its files are there, and not written yet.
+    fn enter_new(
+        &self,
+        admin: &mut Admin,
+        parent: u64,
+        name: &str,
+        (rows, limits): (&[(String, PropertyRow)], Limits),
+    ) -> Result<u64, PoolError> {
         let id = admin.catalog.number()?;
         let dataset = Arc::new(Dataset::format(self, id)?);
         let list = admin.catalog.deadlists().create()?;
         let row = self.new_row(parent, name, list);
         admin.catalog.enter(id, &row)?;
-        admin.put_rows(id, &rows)?;
+        admin.put_rows(id, rows)?;
         if parent == 0 {
             let forest = self.forest_of(&admin.catalog)?;
             *admin.forest() = forest;
@@ -50,11 +76,6 @@ impl Pool {
         }
         dataset.adopt(admin.behaviour_of(id)?, &self.bounds(), admin.owner_quotas(id)?);
         self.datasets.write().insert(id, dataset);
-        self.commit_under(&mut admin, |admin, txg| {
-            let mut row = admin.catalog.dataset(id)?;
-            row.created = txg;
-            admin.catalog.set_dataset(id, &row)
-        })?;
         Ok(id)
     }
 
@@ -88,6 +109,16 @@ impl Pool {
             }
             admin.catalog.rename(id, new.parent, &new.name)
         })
+    }
+
+    /// The name by which the pool's own file system goes in memory, as long as this pool is open: for one that nothing is written to.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn call_root(&self, name: &str) -> Result<(), PoolError> {
+        let mut admin = self.admin.lock();
+        let root = admin.catalog.head()?.root;
+        admin.catalog.rename(root, 0, name)
     }
 
     /// A dataset as the catalog has it, by its name.

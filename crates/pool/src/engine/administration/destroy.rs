@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::refused;
+use super::{Going, refused};
 use crate::engine::{Dataset, Pool, as_pool_error};
 use crate::error::PoolError;
 
@@ -16,15 +16,28 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] for another snapshot than the newest.
     pub fn roll_back(&self, id: u64, name: &str) -> Result<(), PoolError> {
+        self.roll_back_over(id, name, &Going::default())
+    }
+
+    /// The same after what stands between has gone, in one commit: newer snapshots, bookmarks, clones.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] besides where a newer snapshot is not among what goes, and as [`Self::destroy_together`].
+    pub fn roll_back_over(&self, id: u64, name: &str, going: &Going) -> Result<(), PoolError> {
+        self.close_datasets(&going.filesystems)?;
         let mut admin = self.admin.lock();
         let dataset = self.datasets.read().get(&id).cloned();
         let stopped = dataset.as_ref().map(|dataset| dataset.files().stop());
         self.commit_under(&mut admin, |admin, _| {
             let Some(to) = admin.catalog.snapshot_named(id, name)? else { return refused(format!("there is no snapshot '@{name}'")) };
-            let mut row = admin.catalog.dataset(id)?;
-            if row.newest != to {
+            self.judge_going(admin, going)?;
+            let goes = |name: &String| going.snapshots.iter().any(|(of, names)| *of == id && names.contains(name));
+            let newer = admin.catalog.snapshots(id)?.into_iter().filter(|(txg, _)| *txg > to).map(|(_, row)| row.name);
+            if going.deferred || going.filesystems.contains(&id) || !newer.into_iter().all(|name| goes(&name)) || goes(&name.to_owned()) {
                 return refused(format!("'@{name}' is not the newest snapshot: those after it must be destroyed first"));
             }
+            self.let_go(admin, going)?;
+            let mut row = admin.catalog.dataset(id)?;
             let snapshot = admin.catalog.snapshot(id, to)?;
             self.doom(admin, row.root, to)?;
             admin.catalog.deadlists().forget(row.list)?;
@@ -54,7 +67,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] where it has, is in use, or is the pool's own.
     pub fn destroy_dataset(&self, id: u64) -> Result<(), PoolError> {
-        self.close_dataset(id)?;
+        self.close_datasets(&[id])?;
         self.commit_with(|admin, _| {
             if admin.catalog.head()?.root == id {
                 return refused("the pool's own file system goes with the pool".to_owned());
@@ -65,28 +78,22 @@ impl Pool {
             if !admin.catalog.snapshots(id)?.is_empty() {
                 return refused("filesystem has snapshots".to_owned());
             }
-            let row = admin.catalog.dataset(id)?;
-            self.doom(admin, row.root, row.newest)?;
-            // What a clone let go of its origin's is the origin's.
-            admin.catalog.deadlists().forget(row.list)?;
-            let bookmarks = admin.catalog.bookmarks(id)?;
-            for (name, _) in bookmarks {
-                admin.catalog.set_bookmark(id, &name, None)?;
+            if self.datasets.read().contains_key(&id) {
+                return refused("dataset is busy".to_owned());
             }
-            admin.desk.forget(id);
-            admin.forest().remove(id)?;
-            admin.catalog.leave(id)?;
-            if let Some((from, origin)) = row.origin {
-                admin.catalog.set_clone(from, origin, id, false)?;
-                admin.drop_if_due(from, origin)?;
-            }
-            Ok(())
+            self.destroy_head(admin, id)
         })
     }
 
-    /// Ends the use of a dataset.
+    /// Ends the use of datasets.
+    pub(super) fn close_datasets(&self, ids: &[u64]) -> Result<(), PoolError> {
+        if !ids.is_empty() {
+            self.commit()?;
+        }
+        ids.iter().try_for_each(|id| self.close_dataset(*id))
+    }
+
     fn close_dataset(&self, id: u64) -> Result<(), PoolError> {
-        self.commit()?;
         let patience = Instant::now() + PATIENCE;
         loop {
             {

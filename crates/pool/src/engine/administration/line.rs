@@ -10,6 +10,12 @@ use crate::space::Change;
 impl Admin {
     /// Takes a snapshot out of its line; what only it held goes to what is being freed.
     pub(in crate::engine) fn drop_snapshot(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
+        self.take_out_snapshot(id, txg)?;
+        self.recount(id)
+    }
+
+    /// As [`Self::drop_snapshot`]; what the head is counted to use is counted anew when the last of several is out.
+    pub(super) fn take_out_snapshot(&mut self, id: u64, txg: Txg) -> Result<(), PoolError> {
         let (history, _) = self.catalog.history_of(id)?;
         let position = history.iter().position(|point| point.txg == txg).unwrap_or_default();
         let previous = position.checked_sub(1).and_then(|previous| history.get(previous)).map_or(Txg(0), |point| point.txg);
@@ -27,9 +33,11 @@ impl Admin {
             after.list = list;
             self.catalog.set_snapshot(id, next.txg, &after)?;
         }
+        for (name, _) in self.catalog.snapshot_properties(id, txg)? {
+            self.catalog.set_snapshot_property(id, txg, &name, None)?;
+        }
         self.catalog.leave_snapshot(id, txg)?;
-        self.forest().count_snapshots(id, -1)?;
-        self.recount(id)
+        self.forest().count_snapshots(id, -1)
     }
 
     /// Destroys a snapshot whose destruction was deferred, where nothing holds it any more.

@@ -1,11 +1,24 @@
 //! Snapshots: taken, destroyed, held, named; bookmarks.
 
 use super::refused;
-use crate::catalog::{BookmarkRow, SnapshotRow};
-use crate::engine::Pool;
+use crate::catalog::{BookmarkRow, PropertyRow, PropertySource, SnapshotRow};
 use crate::engine::admission::refusal;
+use crate::engine::{Pool, Setting};
 use crate::error::PoolError;
 use crate::pointer::Txg;
+use crate::properties::{Property, PropertyError, dataset_property};
+
+/// The row that a change of a snapshot's property comes to; none where the property goes.
+fn snapshot_row(name: &str, to: &Setting) -> Result<(String, Option<PropertyRow>), PoolError> {
+    let property = dataset_property(name)?;
+    let Property::User(name) = &property else { return Err(PropertyError::NotOfSnapshots.into()) };
+    let row = match to {
+        Setting::Local(text) => Some(PropertyRow { source: PropertySource::Local, value: property.parse(text, false)? }),
+        Setting::Received(text) => Some(PropertyRow { source: PropertySource::Received, value: property.parse(text, true)? }),
+        Setting::Inherit | Setting::BackToReceived => None,
+    };
+    Ok((name.clone(), row))
+}
 
 impl Pool {
     /// Takes snapshots of several datasets at the same moment. Names are those behind the `@`.
@@ -13,6 +26,18 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Refused`] where one exists or is named twice; [`PoolError::NoSpace`] where a refreservation asks for more than there is.
     pub fn snapshot(&self, wanted: &[(u64, String)]) -> Result<Txg, PoolError> {
+        self.snapshot_with(wanted, &[])
+    }
+
+    /// As [`Self::snapshot`]; each is made with these properties of users.
+    ///
+    /// # Errors
+    /// Besides, [`PoolError::Property`] for a property that snapshots cannot have.
+    pub fn snapshot_with(&self, wanted: &[(u64, String)], properties: &[(String, String)]) -> Result<Txg, PoolError> {
+        let mut rows = Vec::new();
+        for (name, value) in properties {
+            rows.push(snapshot_row(name, &Setting::Local(value.clone()))?);
+        }
         self.commit_with(|admin, txg| {
             let mut seen = std::collections::HashSet::new();
             for (id, name) in wanted {
@@ -41,6 +66,9 @@ impl Pool {
                     clones: 0,
                 };
                 admin.catalog.enter_snapshot(*id, txg, &snapshot)?;
+                for (name, row) in &rows {
+                    admin.catalog.set_snapshot_property(*id, txg, name, row.as_ref())?;
+                }
                 admin.forest().count_snapshots(*id, 1)?;
                 row.list = admin.catalog.deadlists().create()?;
                 row.newest = txg;
@@ -105,6 +133,32 @@ impl Pool {
             }
             let row = admin.catalog.snapshot(id, txg)?;
             admin.catalog.set_bookmark(id, name, Some(&BookmarkRow { txg, guid: row.guid, created_at: row.created_at }))
+        })
+    }
+
+    /// Changes properties of snapshots, all of them or none; those of users alone belong to snapshots.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] for a snapshot that is not there, [`PoolError::Property`] for a property that snapshots cannot have.
+    pub fn set_snapshot_properties(&self, snapshots: &[(u64, String)], changes: &[(String, Setting)]) -> Result<(), PoolError> {
+        let mut rows = Vec::new();
+        for (name, to) in changes {
+            rows.push(snapshot_row(name, to)?);
+        }
+        self.commit_with(|admin, _| {
+            let mut found = Vec::new();
+            for (id, name) in snapshots {
+                let Some(txg) = admin.catalog.snapshot_named(*id, name)? else {
+                    return refused(format!("there is no snapshot '@{name}'"));
+                };
+                found.push((*id, txg));
+            }
+            for (id, txg) in found {
+                for (name, row) in &rows {
+                    admin.catalog.set_snapshot_property(id, txg, name, row.as_ref())?;
+                }
+            }
+            Ok(())
         })
     }
 

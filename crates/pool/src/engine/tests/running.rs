@@ -83,6 +83,31 @@ fn a_failed_commit_suspends_the_pool_and_tells_whoever_waits() {
 }
 
 #[test]
+fn an_fsync_during_a_commit_waits_for_it_where_frames_are_what_was_written() {
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = on_device(&device, true);
+    let dataset = pool.dataset(pool.find("tank").unwrap().unwrap()).unwrap();
+    let files = dataset.files();
+    let file = make(&dataset, &files.root(), "file", FileType::Regular);
+    pool.sync_file(&dataset, &file).unwrap();
+    for round in 1..3u8 {
+        files.write(&file, Some(0), &vec![round; 256 << 10]).unwrap();
+        // A commit has begun: nothing of the file waits in memory any more, and no root names it yet.
+        files.flush_most().unwrap();
+        let log = pool.log.get().unwrap();
+        let ticket = match files.record_content(&file).unwrap() {
+            crate::files::Durable::Committed => continue,
+            crate::files::Durable::Logged(ticket) => ticket,
+            crate::files::Durable::Recorded => log.newest(),
+        };
+        assert!(log.flush(ticket).unwrap().is_some(), "durable before any root has it");
+        pool.commit().unwrap();
+        assert!(log.flush(ticket).unwrap().is_none());
+        pool.sync_file(&dataset, &file).unwrap();
+    }
+}
+
+#[test]
 fn files_without_a_name_are_freed_beside_operations() {
     let (storage, pool, dataset) = new_pool();
     let empty = { storage.state.lock().frames.len() };
@@ -188,6 +213,7 @@ fn a_rewind_replays_nothing_of_what_it_gives_up() {
         let import = Import { access: Access::Rewind(kept), name: None, host: (1, "here".to_owned()), time: 3 };
         let (store, root) = Store::open(devices, &import).unwrap();
         assert_eq!(root.txg, kept);
+        store.confirm().unwrap();
         if finished {
             let store = Arc::new(store);
             let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
@@ -202,4 +228,39 @@ fn a_rewind_replays_nothing_of_what_it_gives_up() {
         copy.crash(5);
         assert_eq!(whole(&copy), if finished { vec!["kept", "new"] } else { vec!["kept"] });
     }
+}
+
+#[test]
+fn nobody_waits_at_the_table_for_a_device() {
+    let (storage, pool, dataset) = new_pool();
+    let id = dataset.id();
+    let files = dataset.files();
+    let name = |at: u32| format!("a name that is long enough for many leaves {at}");
+    (0..4000).for_each(|at| drop(make(&dataset, &files.root(), &name(at), FileType::Regular)));
+    files.set_storing(Storing { record_shift: 9, ..pool.storing() });
+    let (large, _) = files.look_up(&files.root(), name(7).as_bytes()).unwrap();
+    files.write(&large, Some(0), &(0..1_000_000u32).map(|at| (at / 100) as u8 | 1).collect::<Vec<_>>()).unwrap();
+    let number = large.number();
+    pool.commit().unwrap();
+    drop((large, dataset, pool));
+
+    let pool = reopen(&storage);
+    let dataset = pool.dataset(id).unwrap();
+    let counted = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
+    let (counting, looking) = (Arc::clone(&counted), Arc::clone(&dataset));
+    *storage.on_read.lock() = Some(Box::new(move || {
+        counting.0.fetch_add(1, Ordering::Relaxed);
+        counting.1.fetch_add(u64::from(!looking.files().table_is_free()), Ordering::Relaxed);
+    }));
+    let files = dataset.files();
+    assert_eq!(files.list(&files.root(), 0, true, usize::MAX).unwrap().len(), 4000);
+    let large = files.inode(number);
+    let mut content = vec![0; 100_000];
+    for part in [0, 4, 9] {
+        files.read(&large, part * 100_000, &mut content).unwrap();
+        assert_eq!(content[0], (part * 1000) as u8 | 1);
+    }
+    *storage.on_read.lock() = None;
+    let (reads, waited) = (counted.0.load(Ordering::Relaxed), counted.1.load(Ordering::Relaxed));
+    assert!(reads > 20 && waited == 0, "{waited} of {reads} reads under the table's lock");
 }

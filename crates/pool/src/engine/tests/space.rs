@@ -162,6 +162,29 @@ fn owners_have_quotas() {
 }
 
 #[test]
+fn an_attribute_that_is_refused_keeps_its_old_value() {
+    let (storage, pool) = small(1 << 30);
+    let dataset = pool.dataset(pool.root().unwrap()).unwrap();
+    let file = plain(&dataset, "a", 7).unwrap();
+    let set = |content: u8| dataset.files().set_attribute(&file, b"user.a", &[content; 60_000], None, None);
+    set(1).unwrap();
+    for (name, lifted) in [("quota", "none"), ("userquota@7", "none")] {
+        pool.commit().unwrap();
+        pool.set_properties(&[local(dataset.id(), name, "70K")]).unwrap();
+        let refused = (2..60).find_map(|content| set(content).err());
+        assert!(matches!(refused, Some(FileError::Quota)), "{name}: {refused:?}");
+        // The frame that the row still names must not have been given back.
+        pool.commit().unwrap();
+        assert_eq!(dataset.files().attribute(&file, b"user.a").unwrap().len(), 60_000);
+        check(&pool, &storage);
+        pool.set_properties(&[local(dataset.id(), name, lifted)]).unwrap();
+    }
+    dataset.files().remove_attribute(&file, b"user.a").unwrap();
+    pool.commit().unwrap();
+    check(&pool, &storage);
+}
+
+#[test]
 fn properties_take_effect_on_open_datasets() {
     let (_, pool) = small(1 << 30);
     let top = pool.root().unwrap();

@@ -148,6 +148,24 @@ fn what_overflows_the_buffer_needs_a_commit() {
 }
 
 #[test]
+fn what_no_record_holds_needs_a_commit_even_where_all_records_are_durable() {
+    let (log, _) = log(1 << 20);
+    let first = note(&log, 1, 1, 100);
+    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::Durable);
+    log.cannot_record(Txg(1));
+    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::NeedsCommit(Txg(1)));
+    assert_eq!(log.flush(first).unwrap(), Flushed::Durable);
+    let last = log.newest();
+    log.cannot_record(Txg(2));
+    log.committed(Txg(1), last);
+    assert_eq!(log.flush(last).unwrap(), Flushed::Durable);
+    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::NeedsCommit(Txg(2)));
+    log.committed(Txg(2), log.newest());
+    assert_eq!(log.flush(log.newest()).unwrap(), Flushed::Durable);
+}
+
+#[test]
 fn a_full_ring_needs_a_commit() {
     let (log, memory) = log(4 * 4096);
     for number in 0..4 {

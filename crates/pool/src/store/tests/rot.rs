@@ -109,3 +109,40 @@ fn rot_in_labels_and_table_is_survived_or_told() {
     let (_, older) = open(&sims, Access::Rewind(Txg(0))).unwrap();
     assert_eq!(older.txg, Txg(0));
 }
+
+#[test]
+fn going_back_writes_nothing_before_it_is_confirmed() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    for txg in 1..4 {
+        put(&store, txg, txg, 5000).unwrap();
+        commit(&store, txg).unwrap();
+    }
+    drop(store);
+    let before = sims[0].bytes();
+    for txg in [2, 1] {
+        let (store, root) = open(&sims, Access::Rewind(Txg(txg))).unwrap();
+        assert_eq!(root.txg, Txg(txg));
+        // What it was opened for cannot be read: it is dropped.
+        drop(store);
+        assert!(sims[0].bytes() == before, "nothing is given up yet");
+    }
+    assert_eq!(open(&sims, Access::ReadOnly).unwrap().1.txg, Txg(3));
+    let (store, _) = open(&sims, Access::Rewind(Txg(1))).unwrap();
+    store.confirm().unwrap();
+    drop(store);
+    sims[0].crash(3);
+    assert_eq!(open(&sims, Access::ReadOnly).unwrap().1.txg, Txg(1));
+}
+
+#[test]
+fn names_that_do_not_fit_the_labels_are_refused_and_the_pool_goes_on() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    let long = |at: usize| Arc::new(Simulator::new(&format!("{at}{}", "x".repeat(1000)), 64 * MIB)) as Arc<dyn crate::device::Device>;
+    let refused = (0..64).find_map(|at| store.add_device(long(at), 1).err());
+    assert!(matches!(refused, Some(PoolError::Refused(_))), "{refused:?}");
+    assert_eq!(store.suspended(), None);
+    put(&store, 1, 1, 100).unwrap();
+    commit(&store, 1).unwrap();
+}

@@ -1,0 +1,165 @@
+//! What becomes of a write that a device refuses: the pool's property `failmode`.
+//!
+//! Used by the devices of an imported pool ([`crate::counted`]). Invariants: a write is tried again only as a whole, with the same bytes at the same place, and
+//! nothing later is written before by whoever waits; what could not be made durable (a failed sync) is never tried again, because the system may have forgotten it.
+
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// How long to wait before a write is tried again by itself.
+const AGAIN: Duration = Duration::from_secs(1);
+
+const CONTINUE: u8 = 0;
+const WAIT: u8 = 1;
+const PANIC: u8 = 2;
+
+/// The mode, and who waits by it.
+#[derive(Debug, Default)]
+pub struct Failing {
+    mode: AtomicU8,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many writes wait.
+    waiting: usize,
+    /// What the last of them was told.
+    why: String,
+    /// Nobody waits any more: the pool is about to be let go.
+    given_up: bool,
+}
+
+impl Failing {
+    /// Takes the value of the property.
+    pub fn set(&self, value: &str) {
+        let mode = match value {
+            "wait" => WAIT,
+            "panic" => PANIC,
+            _ => CONTINUE,
+        };
+        self.mode.store(mode, Ordering::Relaxed);
+        self.try_again();
+    }
+
+    /// What writes wait for at this moment, if any do.
+    #[must_use]
+    pub fn waiting(&self) -> Option<String> {
+        let state = self.state.lock();
+        (state.waiting > 0).then(|| state.why.clone())
+    }
+
+    /// Whoever waits tries again at once.
+    pub fn try_again(&self) {
+        self.changed.notify_all();
+    }
+
+    /// Whoever waits fails, now and from now on.
+    pub fn give_up(&self) {
+        self.state.lock().given_up = true;
+        self.changed.notify_all();
+    }
+
+    /// Writes, by the mode.
+    pub(crate) fn write(&self, device: &str, mut write: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+        let Err(mut error) = write() else { return Ok(()) };
+        self.end_by(device, &error);
+        let mut state = self.state.lock();
+        state.waiting += 1;
+        let written = loop {
+            if state.given_up || self.mode.load(Ordering::Relaxed) != WAIT {
+                break Err(error);
+            }
+            if state.why.is_empty() {
+                tracing::error!(device, %error, "a write failed: it waits until it can be made (failmode=wait)");
+            }
+            state.why = format!("writing {device}: {error}");
+            self.changed.wait_for(&mut state, AGAIN);
+            drop(state);
+            let tried = write();
+            state = self.state.lock();
+            match tried {
+                Ok(()) => {
+                    tracing::info!(device, "the write was made");
+                    break Ok(());
+                }
+                Err(other) => error = other,
+            }
+        };
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.why.clear();
+        }
+        written
+    }
+
+    /// Something else than a write has failed for good.
+    pub(crate) fn failed(&self, device: &str, error: &io::Error) {
+        self.end_by(device, error);
+    }
+
+    /// With `panic`, the process ends as by a crash: what was durable is there at the next import.
+    fn end_by(&self, device: &str, error: &io::Error) {
+        if self.mode.load(Ordering::Relaxed) == PANIC {
+            tracing::error!(device, %error, "a device failed, and the process ends (failmode=panic)");
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    fn refused() -> io::Result<()> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+
+    #[test]
+    fn without_waiting_it_fails_at_once() {
+        let failing = Failing::default();
+        failing.set("continue");
+        assert!(failing.write("disk", refused).is_err());
+        failing.set("wait");
+        failing.give_up();
+        assert!(failing.write("disk", refused).is_err());
+        assert_eq!(failing.waiting(), None);
+    }
+
+    #[test]
+    fn who_waits_goes_on_when_it_can() {
+        let failing = Arc::new(Failing::default());
+        failing.set("wait");
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (waiter, counted) = (Arc::clone(&failing), Arc::clone(&tries));
+        let thread = std::thread::spawn(move || {
+            waiter.write("disk", || if counted.fetch_add(1, Ordering::SeqCst) < 3 { refused() } else { Ok(()) })
+        });
+        while !thread.is_finished() {
+            failing.try_again();
+            std::thread::yield_now();
+        }
+        assert!(thread.join().unwrap().is_ok());
+        assert_eq!((tries.load(Ordering::SeqCst), failing.waiting()), (4, None));
+    }
+
+    #[test]
+    fn who_waits_fails_when_it_is_given_up() {
+        let failing = Arc::new(Failing::default());
+        failing.set("wait");
+        let waiter = Arc::clone(&failing);
+        let thread = std::thread::spawn(move || waiter.write("disk", refused));
+        while failing.waiting().is_none_or(|why| why.is_empty()) {
+            std::thread::yield_now();
+        }
+        assert!(failing.waiting().unwrap().starts_with("writing disk: "));
+        failing.give_up();
+        assert!(thread.join().unwrap().is_err());
+    }
+}

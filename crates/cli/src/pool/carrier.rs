@@ -1,0 +1,189 @@
+//! A FUSE mount of a pool's process, and the file systems that are seen in it: one, or with those that lie below it a family.
+//!
+//! Used by `mounts.rs` alone. fusermount3 is root's and is kept out of a mount that is its owner's alone, so it cannot mount anything below: what an ordinary
+//! user mounts there is put into the mount that is there already. Invariant: what the kernel knows of a file system that is taken out is waited
+//! for, so that nothing of it means something else later.
+
+use std::{
+    fs,
+    path::Path,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nacre_admin::{Kind, MountOptions, Refusal};
+use nacre_fuse::{FuseOptions, Mount, MountError};
+use nacre_layers::{
+    dataset::Dataset,
+    family::{Family, Rules},
+};
+use nacre_vfs::{Errno, FileId, Layer};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+
+use super::{mount_point::MountPoint, mounts::kind};
+
+/// How long the kernel may take to be told of a name, which waits for whoever holds its directory.
+const TOLD: Duration = Duration::from_secs(5);
+/// How long it may take to say what it does not use any more.
+const FORGOTTEN: Duration = Duration::from_millis(500);
+
+/// What an ordinary user can do where one mount is to lie within another that is not this pool's.
+const NESTED: &str = "an ordinary user's mount can lie within one that is not this pool's only where /etc/fuse.conf has user_allow_other; \
+                      or give it a mountpoint of its own: nacre fs set mountpoint=PATH";
+
+/// See the file's head.
+pub(super) struct Carrier {
+    /// The mount.
+    pub mount: Mount,
+    /// What is seen in it, where it may be more than one file system.
+    family: Option<Arc<Family>>,
+    /// The root directory of what was mounted first.
+    root: FileId,
+}
+
+impl Carrier {
+    /// Mounts a file system; others can be put in later where it is a head and nothing could be mounted below it.
+    pub fn start(layer: &Arc<Dataset>, head: bool, place: &MountPoint, options: &MountOptions) -> Result<Carrier, Refusal> {
+        let source = &options.source;
+        let others = rustix::process::geteuid().is_root() || may_show_others();
+        let family = (head && !others).then(|| Arc::new(Family::new(Arc::clone(layer), rules(options))));
+        let alone = family.is_none();
+        let fuse = FuseOptions {
+            fsname: source.clone(),
+            // Flags of the mount would be those of all.
+            read_only: alone && options.read_only || !head,
+            noexec: alone && options.no_exec,
+            nosuid: options.no_suid,
+            nodev: options.no_dev,
+            noatime: alone && options.no_atime,
+            // Others than the owner of a pool see it where the system lets him show it (fuse.conf).
+            allow_other: others,
+            without_links: place.is_resolved(),
+            ..FuseOptions::new(place.path())
+        };
+        let root = layer.root().map_err(|error| Refusal::new(Kind::Io, format!("cannot mount '{source}': {error}")))?.attr.id;
+        let shown: Arc<dyn Layer> = match &family {
+            Some(family) => Arc::clone(family) as Arc<_>,
+            None => Arc::clone(layer) as Arc<_>,
+        };
+        let mount = Mount::start(shown, fuse).map_err(|error| match error {
+            MountError::Mount(cause) => {
+                let refusal = Refusal::new(kind(&cause), format!("cannot mount '{source}': {cause}"));
+                if !others && cause.to_string().contains("failed to access mountpoint") { refusal.next(NESTED) } else { refusal }
+            }
+            other => Refusal::new(Kind::Io, format!("cannot mount '{source}': {other}")),
+        })?;
+        Ok(Carrier { mount, family, root })
+    }
+
+    /// Shows one more file system, on the directory with this number.
+    pub fn put_in(&self, layer: &Arc<Dataset>, on: u64, options: &MountOptions) -> Result<(), Refusal> {
+        let refused = |kind, why: &str| Refusal::new(kind, format!("cannot mount '{}': {why}", options.source));
+        let Some(family) = &self.family else { return Err(refused(Kind::Io, "nothing can be mounted there")) };
+        family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| match error {
+            Errno::EBUSY => refused(Kind::Busy, "another file system is mounted there"),
+            Errno::EINVAL => refused(Kind::Invalid, "a directory of a snapshot cannot be a mountpoint"),
+            Errno::ENOENT => refused(Kind::NotFound, "the mountpoint is gone"),
+            Errno::ENOTDIR => refused(Kind::Invalid, "the mountpoint is not a directory"),
+            other => refused(Kind::Io, &other.to_string()),
+        })?;
+        self.told();
+        Ok(())
+    }
+
+    /// Takes one out again that is seen at this place; false where it is in use, and not `force`.
+    pub fn take_out(&self, dataset: u64, at: &Path, force: bool) -> bool {
+        let Some(family) = &self.family else { return true };
+        if force {
+            // Stores to mappings that nobody has passed on; what cannot be, is lost with the use of force.
+            pass_on(at);
+        } else {
+            let free = !family.is_used(dataset) && {
+                family.forget(dataset);
+                self.told();
+                self.is_forgotten(family, dataset) && !family.is_used(dataset)
+            };
+            if !free {
+                // The kernel has forgotten the name, which leads there for whoever is in it as well: it is looked up again.
+                drop(fs::metadata(at));
+                return false;
+            }
+        }
+        let numbers = family.numbers(dataset);
+        family.take_out(dataset);
+        // Who still has files of it open does not keep the file system from going.
+        self.mount.close_files(&numbers);
+        self.told();
+        true
+    }
+
+    /// The files of a file system are others now.
+    pub fn replaced(&self, layer: &Dataset) {
+        let alone = || Some(layer.numbers_of_head());
+        let Some(numbers) = self.family.as_ref().map_or_else(alone, |family| family.numbers_of_head(layer.number())) else { return };
+        if let Err(error) = self.mount.replaced(&[numbers]) {
+            tracing::warn!(%error, "the kernel may still show files as they were before a file system was rolled back");
+        }
+    }
+
+    /// `.zfs` of a file system is to be seen, or not any more.
+    pub fn control_changed(&self, dataset: u64) {
+        let root = self.family.as_ref().map_or(Some(self.root), |family| family.root_of(dataset));
+        if let Some(root) = root {
+            self.mount.forget_name(root, b".zfs");
+            self.told();
+        }
+    }
+
+    /// Gives a file system other rules; false where those are the mount's.
+    pub fn set_rules(&self, dataset: u64, options: &MountOptions) -> bool {
+        let Some(family) = &self.family else { return false };
+        family.set_rules(dataset, rules(options));
+        true
+    }
+
+    fn told(&self) {
+        if !self.mount.delivered(TOLD) && !self.mount.ended() {
+            tracing::warn!("the kernel could not be told of a file system that comes or goes: its name may lead elsewhere for a while");
+        }
+    }
+
+    /// Whether the kernel has forgotten all files of a file system, which it does soon with those that nobody uses.
+    fn is_forgotten(&self, family: &Family, dataset: u64) -> bool {
+        let until = Instant::now() + FORGOTTEN;
+        loop {
+            if !family.numbers(dataset).into_iter().any(|(from, to)| self.mount.knows_any(from, to)) {
+                return true;
+            }
+            if Instant::now() > until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Which of these mounts a directory is in that can show more, and its number there.
+pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>) -> Option<(Arc<Carrier>, u64)> {
+    let stat = rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO).ok()?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let found = all.find(|carrier| carrier.family.is_some() && carrier.mount.device_number() == Some(device))?;
+    Some((Arc::clone(found), stat.stx_ino))
+}
+
+fn rules(options: &MountOptions) -> Rules {
+    Rules { read_only: options.read_only, no_exec: options.no_exec }
+}
+
+fn pass_on(at: &Path) {
+    let passed = rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(rustix::fs::syncfs);
+    if let Err(error) = passed {
+        tracing::warn!(%error, at = %at.display(), "what programs had stored in mappings could not be passed on");
+    }
+}
+
+/// Whether the system lets ordinary users show their mounts to others (mount.fuse3(8)).
+fn may_show_others() -> bool {
+    fs::read_to_string("/etc/fuse.conf").is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"))
+}

@@ -1,0 +1,329 @@
+//! Where a file system is mounted: the directory is found, made where it is missing, and removed again.
+//!
+//! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories in which ordinary users can put what they like, and what root mounts may
+//! have content of theirs: whoever chose the place could show his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else
+//! could have made, neither when the place is found, nor when something is mounted there, nor when the directory is removed.
+
+use nacre_admin::{Kind, MountOptions, Refusal};
+use rustix::{
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, open, openat, openat2, readlinkat, unlinkat},
+    io::Errno,
+};
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Component, Path, PathBuf},
+};
+
+use super::mounts::kind;
+use crate::report::path_text;
+
+/// How often a path may lead elsewhere on the way, as the kernel has it (path_resolution(7)).
+const DETOURS_MOST: u32 = 40;
+/// A directory as a place, whatever its permissions.
+const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A directory to mount on.
+#[derive(Clone, Debug)]
+pub(super) struct MountPoint {
+    /// Without links, where root mounts.
+    path: PathBuf,
+    resolved: bool,
+    made: bool,
+}
+
+impl MountPoint {
+    /// Finds the directory, makes it where it is missing, and refuses one that holds something.
+    ///
+    /// # Errors
+    /// In the words of `mount`.
+    pub fn prepare(at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
+        let source = &options.source;
+        let refused = |error: &io::Error| {
+            Refusal::new(kind(error), format!("cannot mount '{source}': failed to create mountpoint '{}': {error}", path_text(at)))
+        };
+        let resolved = rustix::process::geteuid().is_root();
+        let mut place = MountPoint { path: at.to_owned(), resolved, made: false };
+        if resolved {
+            let walked = walk(at).map_err(|stop| match stop {
+                Stop::Error(error) => refused(&error.into()),
+                Stop::Link(link) => {
+                    let (at, link) = (path_text(at), path_text(&link));
+                    let what = format!(
+                        "cannot mount '{source}': the mountpoint '{at}' leads through '{link}', a symbolic link that is not root's alone"
+                    );
+                    Refusal::new(Kind::Permission, what).next("set a mountpoint without it: nacre fs set mountpoint=PATH")
+                }
+            })?;
+            place.made = walked.made;
+            place.path = name_of(&walked.directory).map_err(|error| refused(&error))?;
+        }
+        // What a process that was killed has left there would only be in the way.
+        crate::serve::clear_of(&place.path, &["nacre".to_owned()])
+            .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
+        match place.holds_something() {
+            Ok(true) if !options.overlay => {
+                let refusal = Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
+                Err(refusal.next("empty it, choose another mountpoint, or mount over it with -O"))
+            }
+            Ok(_) => Ok(place),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !resolved => {
+                fs::create_dir_all(at).map_err(|error| refused(&error))?;
+                Ok(MountPoint { made: true, ..place })
+            }
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    /// The path to mount on.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path has no links in it, and is to have none when something is mounted there.
+    pub fn is_resolved(&self) -> bool {
+        self.resolved
+    }
+
+    fn links(&self) -> ResolveFlags {
+        if self.resolved { ResolveFlags::NO_SYMLINKS } else { ResolveFlags::empty() }
+    }
+
+    fn holds_something(&self) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let entries = Dir::new(openat2(CWD, &self.path, flags, Mode::empty(), self.links())?)?;
+        for entry in entries {
+            if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Removes the directory again where it was made for the mount. It may have come into use by others.
+    pub fn remove(&self) {
+        let (true, Some(parent), Some(name)) = (self.made, self.path.parent(), self.path.file_name()) else { return };
+        let removed = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), self.links())
+            .and_then(|parent| unlinkat(parent, name, AtFlags::REMOVEDIR));
+        if let Err(error) = removed {
+            tracing::debug!(%error, at = %self.path.display(), "a mount point stays");
+        }
+    }
+}
+
+/// The end of a walk.
+#[derive(Debug)]
+struct Walked {
+    directory: OwnedFd,
+    /// It, or a directory above it, was missing.
+    made: bool,
+}
+
+/// Why a walk came to no end.
+#[derive(Debug)]
+enum Stop {
+    Error(Errno),
+    /// Somebody else than root could have put this link there.
+    Link(PathBuf),
+}
+
+impl From<Errno> for Stop {
+    fn from(error: Errno) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+/// Goes to a directory from the root on, one name at a time, and makes what is missing. Only links of root's in directories that nobody else can
+/// change are followed, and none behind a directory that somebody else can change: he could have moved there what root made elsewhere.
+fn walk(at: &Path) -> Result<Walked, Stop> {
+    let mut here = root()?;
+    let mut left: Vec<OsString> = Vec::new();
+    go_on(&mut left, at);
+    let (mut made, mut detours, mut trusted) = (false, 0, true);
+    while let Some(name) = left.pop() {
+        // The last one is not asked: what is mounted there may have lost its process.
+        trusted = trusted && fstat(&here).is_ok_and(|stat| is_roots_alone(&stat));
+        let gone_on = openat(&here, &name, PLACE, Mode::empty());
+        if gone_on.is_err() {
+            detours += 1;
+            if detours > DETOURS_MOST + left.len() as u32 {
+                return Err(Errno::LOOP.into());
+            }
+        }
+        match gone_on {
+            Ok(next) => here = next,
+            Err(Errno::NOENT) => {
+                match mkdirat(&here, &name, Mode::from_raw_mode(0o755)) {
+                    Ok(()) => made = true,
+                    Err(Errno::EXIST) => {}
+                    Err(error) => return Err(error.into()),
+                }
+                // What is there now is looked at like everything else.
+                left.push(name);
+            }
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                let target = link(&here, &name, trusted)?;
+                if target.is_absolute() {
+                    here = root()?;
+                }
+                go_on(&mut left, &target);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(Walked { directory: here, made })
+}
+
+fn root() -> Result<OwnedFd, Errno> {
+    open("/", PLACE, Mode::empty())
+}
+
+/// Puts the names of a path on top of those that are left.
+fn go_on(left: &mut Vec<OsString>, path: &Path) {
+    let names = path.components().rev().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    });
+    left.extend(names);
+}
+
+/// Whether nobody but root can change what names mean in a directory, or where a link leads.
+fn is_roots_alone(stat: &Stat) -> bool {
+    let writable = FileType::from_raw_mode(stat.st_mode) != FileType::Symlink && stat.st_mode & 0o022 != 0;
+    stat.st_uid == 0 && !writable
+}
+
+/// Where a link leads that can be trusted.
+fn link(directory: &OwnedFd, name: &OsStr, trusted: bool) -> Result<PathBuf, Stop> {
+    let link = openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&link)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+        return Err(Errno::NOTDIR.into());
+    }
+    if !trusted || !is_roots_alone(&stat) {
+        return Err(Stop::Link(name_of(directory).unwrap_or_default().join(name)));
+    }
+    let target = readlinkat(&link, c"", Vec::new())?;
+    Ok(PathBuf::from(OsStr::from_bytes(target.to_bytes())))
+}
+
+/// The path of what is open, as the kernel has it.
+fn name_of(file: &impl AsFd) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
+
+    fn is_root() -> bool {
+        rustix::process::geteuid().is_root()
+    }
+
+    /// A directory below one that is root's alone: that of the test's temporary files is everybody's.
+    fn scratch() -> tempfile::TempDir {
+        let scratch = tempfile::tempdir_in("/var/lib").unwrap();
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        scratch
+    }
+
+    fn options(overlay: bool) -> MountOptions {
+        MountOptions { source: "tank/x".to_owned(), overlay, ..MountOptions::default() }
+    }
+
+    fn give(path: &Path) {
+        chown(path, Some(1000), Some(1000)).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_is_made_and_removed() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let at = scratch.path().join("a/b/c");
+        let place = MountPoint::prepare(&at, &options(false)).unwrap();
+        assert_eq!((place.path(), place.made), (&*at, true));
+        place.remove();
+        assert!(!at.exists() && at.parent().unwrap().exists());
+        fs::create_dir(&at).unwrap();
+        let place = MountPoint::prepare(&at, &options(false)).unwrap();
+        place.remove();
+        assert!(at.exists(), "it was there before");
+        fs::write(at.join("file"), "").unwrap();
+        assert!(MountPoint::prepare(&at, &options(false)).unwrap_err().what.contains("not empty"));
+        MountPoint::prepare(&at, &options(true)).unwrap();
+        assert!(MountPoint::prepare(&at.join("file"), &options(true)).is_err());
+    }
+
+    #[test]
+    fn links_of_root_lead_on() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let real = scratch.path().join("real");
+        fs::create_dir_all(real.join("deep")).unwrap();
+        symlink("real/deep/..", scratch.path().join("relative")).unwrap();
+        symlink(scratch.path().join("relative"), scratch.path().join("absolute")).unwrap();
+        let place = MountPoint::prepare(&scratch.path().join("absolute/x"), &options(false)).unwrap();
+        assert_eq!(place.path(), real.join("x"));
+        symlink("loop", scratch.path().join("loop")).unwrap();
+        assert!(MountPoint::prepare(&scratch.path().join("loop/x"), &options(false)).is_err());
+        symlink("nowhere", scratch.path().join("dangling")).unwrap();
+        let place = MountPoint::prepare(&scratch.path().join("dangling"), &options(false)).unwrap();
+        assert_eq!(place.path(), scratch.path().join("nowhere"));
+    }
+
+    #[test]
+    fn links_of_others_lead_nowhere() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let (home, secret) = (scratch.path().join("home"), scratch.path().join("secret"));
+        fs::create_dir(&home).unwrap();
+        fs::create_dir(&secret).unwrap();
+        // A link of root's in a user's directory may have been moved there.
+        symlink(&secret, home.join("x")).unwrap();
+        give(&home);
+        // A user's link in root's directory; root's in one that a group can write.
+        symlink(&secret, scratch.path().join("given")).unwrap();
+        lchown(scratch.path().join("given"), Some(1000), Some(1000)).unwrap();
+        let shared = scratch.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o775)).unwrap();
+        symlink(&secret, shared.join("x")).unwrap();
+        // Root's in root's, but the latter in a user's.
+        fs::create_dir(home.join("moved")).unwrap();
+        symlink(&secret, home.join("moved/x")).unwrap();
+        for at in [home.join("x"), home.join("x/y"), scratch.path().join("given"), shared.join("x"), home.join("moved/x")] {
+            let refusal = MountPoint::prepare(&at, &options(true)).unwrap_err();
+            assert!(refusal.what.contains("symbolic link"), "{at:?}: {}", refusal.what);
+        }
+        assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
+        // Directories of his are a place like any other.
+        MountPoint::prepare(&home.join("y"), &options(true)).unwrap();
+    }
+
+    #[test]
+    fn a_swapped_parent_loses_nothing_elsewhere() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let (home, other) = (scratch.path().join("home"), scratch.path().join("other"));
+        fs::create_dir_all(other.join("x")).unwrap();
+        let place = MountPoint::prepare(&home.join("x"), &options(true)).unwrap();
+        fs::rename(&home, scratch.path().join("away")).unwrap();
+        symlink(&other, &home).unwrap();
+        place.remove();
+        assert!(other.join("x").exists());
+    }
+}

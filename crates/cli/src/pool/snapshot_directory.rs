@@ -1,0 +1,87 @@
+//! Snapshots made, destroyed and renamed by whoever does so in `.zfs/snapshot` of a mount: carried out by the verbs of the commands.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use nacre_admin::{Kind, Refusal, fs as fs_verbs};
+use nacre_layers::dataset::SnapshotDirectory;
+use nacre_pool::engine::Pool;
+
+/// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the commands'.
+pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::Request) -> Result<(), Refusal> + Send + Sync>;
+
+/// Set when whoever carries the verbs out stands; until then the directory of snapshots cannot be changed.
+pub(super) type Verbs = OnceLock<SnapshotVerbs>;
+
+/// Snapshots by mkdir and rmdir.
+pub(super) struct Directory {
+    pub pool: Weak<Pool>,
+    pub verbs: Weak<Verbs>,
+    pub dataset: u64,
+}
+
+impl Directory {
+    /// Has something done with snapshots of the dataset, which has this name now.
+    fn ask(&self, request: impl FnOnce(String) -> fs_verbs::Request) -> nacre_vfs::Result<()> {
+        let verbs = self.verbs.upgrade().and_then(|verbs| verbs.get().cloned()).ok_or(nacre_vfs::Errno::EROFS)?;
+        let pool = self.pool.upgrade().ok_or(nacre_vfs::Errno::EIO)?;
+        let refused = |refusal: Refusal| {
+            tracing::info!(%refusal, "a snapshot asked for by its directory");
+            errno(refusal.kind)
+        };
+        // The verb has the kernel write back what it holds, which comes in requests that other threads serve.
+        let done = fusewire::blocking(|| {
+            let name = pool.look().name(self.dataset)?;
+            verbs(request(name))
+        });
+        done.map_err(|error| nacre_vfs::Errno::from_raw(error.0))?.map_err(refused)
+    }
+}
+
+impl SnapshotDirectory for Directory {
+    fn take(&self, name: &str) -> nacre_vfs::Result<()> {
+        self.ask(|dataset| {
+            fs_verbs::Request::Snapshot(fs_verbs::ToSnapshot { names: vec![format!("{dataset}@{name}")], ..Default::default() })
+        })
+    }
+
+    fn destroy(&self, name: &str) -> nacre_vfs::Result<()> {
+        self.ask(|dataset| {
+            fs_verbs::Request::Destroy(fs_verbs::ToDestroy {
+                target: format!("{dataset}@{name}"),
+                recursive: false,
+                clones: false,
+                force: false,
+                deferred: false,
+                dry: false,
+                keep_below: false,
+            })
+        })
+    }
+
+    fn rename(&self, name: &str, new: &str) -> nacre_vfs::Result<()> {
+        self.ask(|dataset| {
+            fs_verbs::Request::Rename(fs_verbs::ToRename {
+                from: format!("{dataset}@{name}"),
+                to: format!("{dataset}@{new}"),
+                parents: false,
+                recursive: false,
+                unmounted: false,
+                force: false,
+            })
+        })
+    }
+}
+
+fn errno(kind: Kind) -> nacre_vfs::Errno {
+    use nacre_vfs::Errno;
+    match kind {
+        Kind::NotFound => Errno::ENOENT,
+        Kind::Exists => Errno::EEXIST,
+        Kind::Busy => Errno::EBUSY,
+        Kind::Invalid => Errno::EINVAL,
+        Kind::NoSpace => Errno::ENOSPC,
+        Kind::Quota => Errno::EDQUOT,
+        Kind::Permission => Errno::EPERM,
+        Kind::Io => Errno::EIO,
+    }
+}

@@ -1,0 +1,35 @@
+//! Files whose old content cannot be read any more.
+
+use super::*;
+
+#[test]
+fn writes_to_a_record_that_rots_are_stored_all_the_same() {
+    let (files, frames) = empty();
+    files.storing.write().record_shift = 17;
+    let file = make(&files, &files.root(), b"file", FileType::Regular);
+    let old: Vec<u8> = (0..1 << 17).map(|at: u32| (at % 251) as u8 | 1).collect();
+    files.write(&file, Some(0), &old).unwrap();
+    files.flush(Txg(7)).unwrap();
+    frames.rotten.lock().extend(frames.content.lock().keys());
+    // More pieces than one patch has, and more than what is worth a patch.
+    for at in (0..100u64).map(|number| number * 1300) {
+        files.write(&file, Some(at), &[200; 700]).unwrap();
+    }
+    files.flush(Txg(7)).unwrap();
+    assert_eq!(files.buffered(), 0);
+    let mut all = vec![0; 1 << 17];
+    assert!(files.read(&file, 0, &mut all).is_err(), "what was not written again is damaged still");
+    // Had it been whole, nothing would be missing.
+    frames.rotten.lock().clear();
+    assert_eq!(files.read(&file, 0, &mut all).unwrap(), all.len());
+    for (at, byte) in all.iter().enumerate() {
+        let expected = if at % 1300 < 700 && at / 1300 < 100 { 200 } else { old[at] };
+        assert_eq!(*byte, expected, "at {at}");
+    }
+    // A whole write heals it.
+    frames.rotten.lock().extend(frames.content.lock().keys());
+    files.write(&file, Some(0), &old).unwrap();
+    files.flush(Txg(7)).unwrap();
+    assert_eq!(files.read(&file, 0, &mut all).unwrap(), all.len());
+    assert_eq!(all, old);
+}

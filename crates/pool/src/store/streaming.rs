@@ -1,0 +1,152 @@
+//! Streams of frames: many read at once to where they are wanted, and requests to devices made ahead of their readers.
+//!
+//! Callers: the store as [`Frames`](crate::frames::Frames), for content that is read from front to back. Invariants:
+//! - What is handed out was checked as by [`Frames::read`](crate::frames::Frames::read), which is asked for every frame that cannot be had in the short way.
+//! - The thread that goes ahead holds devices only while it makes a request, and ends with the store.
+
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use super::{Result, Store, packers};
+use crate::device::Device;
+use crate::error::{Damage, PoolError};
+use crate::frames::{Frames, Wanted};
+use crate::pointer::{Compression, Pointer};
+use crate::segment::slots;
+
+/// From so many bytes of packed frames on, two threads unpack.
+const WORTH_A_THREAD: usize = 512 << 10;
+/// Frames this near to each other are asked for in one request, bytes.
+const NEAR: u64 = 64 << 10;
+/// Requests that wait for the thread; what comes beyond is not asked for ahead.
+const WAITING: usize = 64;
+
+/// A part of a device.
+type Range = (Arc<dyn Device>, u64, u64);
+
+/// The thread that makes requests to devices ahead of readers.
+#[derive(Default)]
+pub(super) struct Ahead(OnceLock<Option<Running>>);
+
+struct Running {
+    requests: Option<SyncSender<Vec<Range>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Ahead {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Ahead").field(&self.0.get().is_some()).finish()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.requests = None;
+        // It ends by itself now; a panic of it has harmed nobody.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Ahead {
+    /// Has the thread make the requests; makes them itself where there is no thread.
+    fn go(&self, ranges: Vec<Range>) {
+        let running = self.0.get_or_init(|| {
+            let (requests, coming) = sync_channel::<Vec<Range>>(WAITING);
+            let work = move || {
+                roam();
+                coming.into_iter().for_each(ask);
+            };
+            let thread = std::thread::Builder::new().name("pool-ahead".to_owned()).spawn(work).ok()?;
+            Some(Running { requests: Some(requests), thread: Some(thread) })
+        });
+        match running.as_ref().and_then(|running| running.requests.as_ref()) {
+            Some(requests) => match requests.try_send(ranges) {
+                Ok(()) | Err(TrySendError::Full(_)) => {}
+                Err(TrySendError::Disconnected(ranges)) => ask(ranges),
+            },
+            None => ask(ranges),
+        }
+    }
+}
+
+/// Lets the calling thread run on all processors of the process. A thread begins on those of the one that starts it, and whoever serves the requests of one
+/// processor is bound to that one: what is done beside him would wait for him.
+pub(super) fn roam() {
+    let first = rustix::process::getpid();
+    // Where it cannot, it is slower.
+    let _ = rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));
+}
+
+fn ask(ranges: Vec<Range>) {
+    ranges.into_iter().for_each(|(device, start, length)| device.expect(start, length));
+}
+
+impl Store {
+    /// Where frames lie, neighbours together, in the order of the caller.
+    fn ranges(&self, pointers: &[Pointer]) -> Vec<Range> {
+        let mut ranges: Vec<(u16, u64, u64)> = Vec::with_capacity(pointers.len());
+        {
+            let map = self.map.read();
+            for pointer in pointers {
+                if let Some(found) = map.table.find(pointer.segment, pointer.index, pointer.offset) {
+                    let start = slots::start(found.place, self.slot) + u64::from(found.offset) * u64::from(Pointer::UNIT);
+                    let end = start + pointer.charged();
+                    match ranges.last_mut() {
+                        Some((device, from, until)) if *device == found.place.device && *from <= start && start <= *until + NEAR => {
+                            *until = end.max(*until);
+                        }
+                        _ => ranges.push((found.place.device, start, end)),
+                    }
+                }
+            }
+        }
+        let devices = Arc::clone(&self.devices.read());
+        let of_device = |(device, start, end): (u16, u64, u64)| Some((Arc::clone(devices.get(usize::from(device))?), start, end - start));
+        ranges.into_iter().filter_map(of_device).collect()
+    }
+
+    /// Asks the devices for frames.
+    pub(super) fn expect_now(&self, pointers: &[Pointer]) {
+        ask(self.ranges(pointers));
+    }
+
+    /// Has another thread ask the devices for frames.
+    pub(super) fn expect_soon(&self, pointers: &[Pointer]) {
+        if !pointers.is_empty() {
+            self.ahead.go(self.ranges(pointers));
+        }
+    }
+
+    /// Reads frames to where they are wanted.
+    pub(super) fn read_wanted(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
+        let packed = |wanted: &Wanted<'_>| if wanted.pointer.compression == Compression::Off { 0 } else { wanted.target.len() };
+        let bytes: usize = wanted.iter().map(packed).sum();
+        if bytes < WORTH_A_THREAD || wanted.len() < 2 || packers() < 2 {
+            return wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted));
+        }
+        let (front, back) = wanted.split_at_mut(wanted.len() / 2);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                roam();
+                back.iter_mut().try_for_each(|wanted| self.read_to(wanted))
+            });
+            let mine = front.iter_mut().try_for_each(|wanted| self.read_to(wanted));
+            let lost = || Err(PoolError::Refused("a thread that unpacked frames is gone".to_owned()));
+            mine.and(other.join().unwrap_or_else(|_| lost()))
+        })
+    }
+
+    fn read_to(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<()> {
+        if target.len() != pointer.logical as usize {
+            return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("a frame of another length than expected") });
+        }
+        let place = self.find(pointer)?;
+        if self.fill(pointer, place, target).is_ok() {
+            return Ok(());
+        }
+        // It may have been moved meanwhile; it may have a copy; and if it is damaged, that is to be told.
+        target.copy_from_slice(&self.read(pointer)?);
+        Ok(())
+    }
+}
