@@ -21,6 +21,7 @@ pub mod run;
 mod snapshot_directory;
 pub mod start;
 mod status;
+mod telling;
 mod wire;
 mod words;
 

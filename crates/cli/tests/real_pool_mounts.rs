@@ -307,3 +307,35 @@ fn a_mount_is_remounted_read_only_and_back() {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")), "{table}");
 }
+
+#[test]
+fn mounts_of_pools_are_listed_and_ended_like_all_others() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("256M");
+    pool.fs(&["create", &format!("{}/below", pool.name)]);
+    fs::write(pool.at("below/file"), b"x").unwrap();
+    let at = pool.at("below").to_str().unwrap().to_owned();
+    let output = finish(Command::new(nacre()).args(["status", "--json"]).arg(&at));
+    let reports: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(reports[0]["source"], format!("{}/below", pool.name).as_str());
+    assert!(reports[0]["requests"].as_u64().unwrap() > 0, "{reports}");
+    let list = finish(Command::new(nacre()).args(["status", "-H", "-o", "mountpoint"]));
+    let list = text(&list.stdout);
+    for place in [&at, pool.at("").to_str().unwrap()] {
+        assert!(list.lines().any(|line| line == place), "{place}: {list}");
+    }
+    // Somebody is in it: nothing happens.
+    let inside = fs::File::open(pool.at("below/file")).unwrap();
+    let refused = finish(Command::new(nacre()).arg("umount").arg(&at));
+    assert_eq!(refused.status.code(), Some(5), "{}", text(&refused.stderr));
+    drop(inside);
+    let ended = || finish(Command::new(nacre()).arg("umount").arg(&at)).status.success();
+    eventually("the unmount of what nobody uses", ended);
+    assert!(pool.fs(&["get", "-H", "-o", "value", "mounted", &format!("{}/below", pool.name)]).starts_with("no"));
+    let gone = finish(Command::new(nacre()).arg("status").arg(&at));
+    assert!(text(&gone.stderr).contains("no mount of nacre answers"), "{}", text(&gone.stderr));
+    pool.fs(&["mount", &format!("{}/below", pool.name)]);
+    assert_eq!(fs::read(pool.at("below/file")).unwrap(), b"x");
+}

@@ -15,7 +15,7 @@ use std::{
 use nacre_admin::{Kind, MountOptions, Mounted, Mounts, Refusal, What};
 use nacre_layers::dataset::{Dataset, Gathering};
 use nacre_pool::engine::Pool;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 
 pub use super::snapshot_directory::SnapshotVerbs;
@@ -23,7 +23,9 @@ use super::{
     carrier::{self, Carrier},
     mount_point::MountPoint,
     snapshot_directory::{Directory, Verbs},
+    telling::Telling,
 };
+use crate::control::Server;
 
 /// The kernel tells of the end of an open file some time after its close has returned: what seems open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
@@ -31,14 +33,17 @@ const CLOSING: Duration = Duration::from_millis(500);
 /// The mounts of one pool.
 pub struct FuseMounts {
     pool: Arc<Pool>,
-    live: Mutex<Vec<Arc<Live>>>,
+    live: Arc<Mutex<Vec<Arc<Live>>>>,
     verbs: Arc<Verbs>,
     /// Writes to all of them that the kernel collects.
     gathering: Arc<Gathering>,
+    telling: Telling,
 }
 
 /// One mount.
 struct Live {
+    /// Its control socket, closed before anything else of it goes.
+    _socket: Option<Server>,
     what: What,
     at: PathBuf,
     options: Mutex<MountOptions>,
@@ -59,7 +64,7 @@ impl FuseMounts {
     /// No mounts yet.
     #[must_use]
     pub fn new(pool: Arc<Pool>) -> FuseMounts {
-        FuseMounts { pool, live: Mutex::default(), verbs: Arc::default(), gathering: Arc::default() }
+        FuseMounts { pool, live: Arc::default(), verbs: Arc::default(), gathering: Arc::default(), telling: Telling::start() }
     }
 
     /// From now on snapshots can be made and destroyed in `.zfs/snapshot`. The verbs may use these mounts.
@@ -69,8 +74,7 @@ impl FuseMounts {
     }
 
     fn find(&self, what: What) -> Option<Arc<Live>> {
-        let mut live = self.live.lock();
-        clear_ended(&mut live);
+        let live = listed(&self.live);
         live.iter().find(|live| live.what == what).cloned()
     }
 
@@ -100,7 +104,10 @@ impl FuseMounts {
             }
             None => Arc::new(Carrier::start(&layer, head, &place, options)?),
         };
-        Ok(Arc::new(Live { what, at: at.to_owned(), options: Mutex::new(options.clone()), place, layer, carrier, within }))
+        let live = Arc::downgrade(&self.live);
+        let ended = move || live.upgrade().iter().for_each(|live| drop(listed(live)));
+        let socket = if within { None } else { self.telling.of(&carrier, source, ended) };
+        Ok(Arc::new(Live { _socket: socket, what, at: at.to_owned(), options: Mutex::new(options.clone()), place, layer, carrier, within }))
     }
 
     fn forget_snapshot(&self, dataset: u64, txg: u64, force: bool) -> Result<(), Refusal> {
@@ -123,8 +130,7 @@ impl FuseMounts {
 impl Mounts for FuseMounts {
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
         let source = &options.source;
-        let mut all = self.live.lock();
-        clear_ended(&mut all);
+        let mut all = listed(&self.live);
         if all.iter().any(|live| live.what == what) {
             return Err(Refusal::new(Kind::Busy, format!("cannot mount '{source}': filesystem already mounted")));
         }
@@ -140,8 +146,7 @@ impl Mounts for FuseMounts {
         {
             return self.forget_snapshot(what.dataset, txg, force);
         }
-        let mut all = self.live.lock();
-        clear_ended(&mut all);
+        let mut all = listed(&self.live);
         let Some(live) = all.iter().find(|live| live.what == what).cloned() else { return Ok(()) };
         let mut leaving = vec![Arc::clone(&live)];
         if !live.within {
@@ -191,8 +196,7 @@ impl Mounts for FuseMounts {
     }
 
     fn mounted(&self) -> Vec<Mounted> {
-        let mut live = self.live.lock();
-        clear_ended(&mut live);
+        let live = listed(&self.live);
         live.iter().map(|live| Mounted { what: live.what, at: live.at.clone(), options: live.options.lock().clone() }).collect()
     }
 
@@ -272,9 +276,17 @@ fn mounted_below(at: &Path) -> Option<PathBuf> {
     entries.into_iter().map(|entry| entry.mountpoint).find(|place| place != at && place.starts_with(at))
 }
 
-/// Takes those that were ended from outside off the list.
-fn clear_ended(live: &mut Vec<Arc<Live>>) {
-    live.retain(|live| !live.carrier.mount.ended());
+/// The list without those that were ended from outside. These are let go without the lock: their threads and callers are waited for.
+fn listed(live: &Mutex<Vec<Arc<Live>>>) -> MutexGuard<'_, Vec<Arc<Live>>> {
+    loop {
+        let mut all = live.lock();
+        let ended: Vec<Arc<Live>> = all.extract_if(.., |live| live.carrier.mount.ended()).collect();
+        if ended.is_empty() {
+            return all;
+        }
+        drop(all);
+        drop(ended);
+    }
 }
 
 fn flags(options: &MountOptions) -> MountFlags {
