@@ -141,6 +141,10 @@ impl Device for Counted {
         self.device.length()
     }
 
+    fn look_again(&self) -> io::Result<u64> {
+        self.device.look_again()
+    }
+
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let began = Instant::now();
         let read = self.device.read_at(buffer, offset);

@@ -153,6 +153,7 @@ impl Imported {
         let imported = Self::running(Arc::new(pool), store, (devices, failing), read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
+        imported.expand_by_itself()?;
         if !read_only {
             crate::fs::tidy_diffs(&imported)?;
         }
@@ -212,6 +213,36 @@ impl Imported {
             "failmode" => self.failing.set(value),
             _ => {}
         }
+    }
+
+    /// Takes the room that devices have got since they became part of the pool: answers their paths.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn expand(&self) -> Result<Vec<String>, PoolError> {
+        let grown = self.store.expand(now())?;
+        if !grown.is_empty() {
+            self.pool.grown();
+        }
+        let devices = self.devices.read();
+        let paths: Vec<String> =
+            grown.into_iter().filter_map(|number| devices.get(number)).map(|device| device.name().to_owned()).collect();
+        for path in &paths {
+            self.watch.note("sysevent.fs.zfs.vdev_online", vec![("vdev_path".to_owned(), path.clone())]);
+        }
+        Ok(paths)
+    }
+
+    /// Does so without being asked, where the pool's property says so.
+    fn expand_by_itself(&self) -> Result<(), Refusal> {
+        let wanted = self.pool.pool_properties()?.iter().any(|(name, value)| name == "autoexpand" && value == "on");
+        if wanted && !self.read_only {
+            let grown = self
+                .expand()
+                .map_err(|error| Refusal::pool(format!("cannot take the new room of devices of '{}'", self.name()), &error))?;
+            grown.iter().for_each(|path| tracing::info!(%path, "the pool uses all of this device now, which has become longer"));
+        }
+        Ok(())
     }
 
     /// Sets properties of the pool's own file system and of the pool, as it was made or imported with. Those of the pool are canonical.

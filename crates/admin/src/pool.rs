@@ -24,6 +24,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nacre_pool::catalog::HistoryRow;
+use nacre_pool::device::Device as _;
 use serde::{Deserialize, Serialize};
 
 use crate::watch::Event;
@@ -64,6 +65,11 @@ pub enum Request {
         size: Option<u64>,
         /// Also those that hold something else.
         force: bool,
+    },
+    /// Uses all of devices that have become longer.
+    Expand {
+        /// Their paths; none: all.
+        devices: Vec<PathBuf>,
     },
     /// Another value for a property.
     Set {
@@ -147,7 +153,16 @@ impl Request {
     /// Whether it changes something: such verbs are carried out one at a time, and go to the history.
     #[must_use]
     pub fn changes(&self) -> bool {
-        matches!(self, Self::Export { .. } | Self::Destroy { .. } | Self::Add { .. } | Self::Set { .. } | Self::Clear | Self::Scrub(_))
+        matches!(
+            self,
+            Self::Export { .. }
+                | Self::Destroy { .. }
+                | Self::Add { .. }
+                | Self::Expand { .. }
+                | Self::Set { .. }
+                | Self::Clear
+                | Self::Scrub(_)
+        )
     }
 
     /// Whether the pool is not imported any more when it was done.
@@ -169,6 +184,7 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Export { force } => leave(pool, mounts, force, "export")?,
         Request::Destroy { force } => leave(pool, mounts, force, "destroy")?,
         Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
+        Request::Expand { devices } => expand(pool, &devices)?,
         Request::Set { name, value } => properties::set(pool, &name, &value)?,
         Request::History => return history(pool).map(Answer::History),
         Request::Events { follow: false } => return Ok(Answer::Events(pool.watch.events(0))),
@@ -257,6 +273,20 @@ fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Re
     added.inspect(|()| {
         pool.watch.note("sysevent.fs.zfs.vdev_add", paths.iter().map(|path| ("vdev_path".to_owned(), path.display().to_string())).collect())
     })
+}
+
+fn expand(pool: &Imported, paths: &[PathBuf]) -> Result<(), Refusal> {
+    let doing = format!("cannot expand '{}'", pool.name());
+    if pool.read_only {
+        return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
+    }
+    let known: Vec<PathBuf> = pool.devices.read().iter().map(|device| PathBuf::from(device.name())).collect();
+    if let Some(other) = paths.iter().find(|path| !known.contains(path)) {
+        let refusal = Refusal::new(Kind::NotFound, format!("{doing}: no such device in pool: {}", other.display()));
+        return Err(refusal.next(format!("nacre pool status {} lists them", pool.name())));
+    }
+    // All that have become longer: of a pool without redundancy, no device is to stay behind the others.
+    pool.expand().map(drop).map_err(|error| Refusal::pool(doing, &error))
 }
 
 fn history(pool: &Imported) -> Result<Vec<Line>, Refusal> {

@@ -166,3 +166,45 @@ fn a_name_for_one_import_leaves_the_pool_its_own() {
     yard.nacre(&["pool", "import", "-d", "img", &name]);
     assert_eq!(yard.nacre(&["fs", "list", "-H", "-o", "name", "-r", &name]), format!("{name}\n{name}/a\n{name}/b\n"));
 }
+
+#[test]
+fn a_device_that_has_become_longer_is_used_to_its_end() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (image, at) = (yard.path("img"), yard.path("at"));
+    let name = yard.name("ax");
+    let create = ["pool", "create", "-O", "compression=off", "--size", "256M", "-m", at.to_str().unwrap()];
+    yard.nacre(&[&create[..], &[&name, "img"]].concat());
+    let size = |property: &str| yard.nacre(&["pool", "get", "-H", "-p", "-o", "value", property, &name]).trim().to_owned();
+    let bytes = |property: &str| size(property).parse::<u64>().unwrap();
+    let (before, kept) = (bytes("size"), vec![7; 20 << 20]);
+    fs::write(at.join("kept"), &kept).unwrap();
+    assert!(yard.refused(&["pool", "online", &name]).contains("-e"));
+    assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).contains("no such device in pool"));
+    // While it is imported, when it is told to.
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512 << 20).unwrap();
+    assert_eq!(size("expandsize"), "-");
+    yard.nacre(&["pool", "online", "-e", &name, "img"]);
+    let grown = bytes("size");
+    assert!(grown > before + (200 << 20), "{before} {grown}");
+    // More than there was room for before: some of it lies where the old end was.
+    let much: Vec<u8> = (0..300_u32 << 20).map(|at| (at / 997) as u8).collect();
+    fs::write(at.join("much"), &much).unwrap();
+    fs::File::open(at.join("much")).unwrap().sync_all().unwrap();
+    yard.nacre(&["pool", "export", &name]);
+    // By an import only where the property says so.
+    fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(768 << 20).unwrap();
+    yard.nacre(&["pool", "import", "-d", "img", &name]);
+    assert_eq!(bytes("size"), grown);
+    assert!(bytes("expandsize") > 200 << 20);
+    yard.nacre(&["pool", "set", "autoexpand=on", &name]);
+    yard.nacre(&["pool", "export", &name]);
+    yard.nacre(&["pool", "import", "-d", "img", &name]);
+    assert!(bytes("size") > grown + (200 << 20));
+    assert_eq!(size("expandsize"), "-");
+    assert!(fs::read(at.join("much")).unwrap() == much && fs::read(at.join("kept")).unwrap() == kept);
+    yard.nacre(&["pool", "export", &name]);
+    assert!(yard.nacre(&["pool", "check", "-d", "img"]).contains("no problems"));
+}

@@ -28,6 +28,14 @@ pub trait Device: Send + Sync {
     /// Its length, bytes.
     fn length(&self) -> u64;
 
+    /// Looks how long it is now, and answers that: bytes. Where it has become longer, [`Self::length`] follows; it never falls.
+    ///
+    /// # Errors
+    /// The system's.
+    fn look_again(&self) -> io::Result<u64> {
+        Ok(self.length())
+    }
+
     /// Fills the buffer from this place.
     ///
     /// # Errors

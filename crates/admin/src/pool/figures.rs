@@ -19,6 +19,9 @@ pub struct Figures {
     pub guid: u64,
     /// Room in all.
     pub size: u64,
+    /// Room that devices have got since they became part of it, and that is not used.
+    #[serde(default)]
+    pub expandable: u64,
     /// Room in use.
     pub allocated: u64,
     /// Room that is free.
@@ -116,6 +119,7 @@ impl Figures {
             name: pool.name(),
             guid: identity.pool,
             size,
+            expandable: pool.store.expandable(),
             allocated,
             free,
             freeing,

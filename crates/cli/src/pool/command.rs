@@ -23,6 +23,7 @@ pub fn command() -> Command {
         wait(),
         sync(),
         clear(),
+        online(),
         labelclear(),
         inspect(),
         check(),
@@ -45,12 +46,11 @@ pub fn command() -> Command {
 }
 
 /// Verbs of `zpool` that need what pools of this version do not have.
-pub const UNSERVED: [(&str, &str); 16] = [
+pub const UNSERVED: [(&str, &str); 15] = [
     ("attach", REDUNDANCY),
     ("detach", REDUNDANCY),
     ("replace", REDUNDANCY),
     ("offline", REDUNDANCY),
-    ("online", REDUNDANCY),
     ("resilver", REDUNDANCY),
     ("split", REDUNDANCY),
     ("remove", "a device cannot be taken out of a pool"),
@@ -295,6 +295,15 @@ fn clear() -> Command {
         .after_help("Examples:\n  nacre pool clear tank")
         .arg(one_pool())
         .arg(Arg::new("DEVICE").hide(true))
+}
+
+fn online() -> Command {
+    Command::new("online")
+        .about("Use all of devices that have become longer")
+        .after_help("Examples:\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nWith `nacre pool set autoexpand=on POOL`, each import does so by itself.")
+        .arg(flag('e', "expand", "Say so: devices of pools without redundancy are always online").required(true))
+        .arg(one_pool())
+        .arg(commands::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
 }
 
 fn labelclear() -> Command {

@@ -25,6 +25,8 @@ pub enum PoolOrder {
     Export { names: Vec<String>, all: bool, force: bool },
     /// Show properties.
     Get { form: Form, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
+    /// Use more of devices.
+    Expand { name: String, devices: Vec<PathBuf> },
     /// Set one.
     Set { name: String, value: String, pool: String },
     /// Show what was done.
@@ -229,6 +231,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         }
         "sync" => PoolOrder::Sync { names: names() },
         "clear" => PoolOrder::Clear { name: pool() },
+        "online" => PoolOrder::Expand { name: pool(), devices: words::devices(paths(matches, "DEVICE"))? },
         "labelclear" => PoolOrder::LabelClear { device: paths(matches, "DEVICE").pop().unwrap_or_default(), force: flag("force") },
         "inspect" => {
             let wanted =

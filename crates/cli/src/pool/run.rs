@@ -82,6 +82,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Get { form, fields, properties, names } => {
             print(&list::properties_table(&figures(&names)?, &properties, fields.as_deref(), form)?)?;
         }
+        PoolOrder::Expand { name, devices } => done(&client::owned(&name)?, command, Request::Expand { devices })?,
         PoolOrder::Set { name, value, pool } => done(&client::owned(&pool)?, command, Request::Set { name, value })?,
         PoolOrder::History { names, internal, long } => history(&names, internal, long)?,
         PoolOrder::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -25,7 +26,7 @@ pub struct FileDevice {
     file: File,
     /// The same past the page cache, where the file system can.
     direct: Option<File>,
-    length: u64,
+    length: AtomicU64,
 }
 
 /// The same file once more, past the page cache.
@@ -44,7 +45,7 @@ impl FileDevice {
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(length)?;
-        Ok(Self { name: path.display().to_string(), direct: direct(&file), file, length })
+        Ok(Self { name: path.display().to_string(), direct: direct(&file), file, length: AtomicU64::new(length) })
     }
 
     /// Opens a file or block device that is there.
@@ -72,7 +73,7 @@ impl FileDevice {
         // Where the system does not do it (memory file systems), there is nothing behind the cache.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         let direct = if writable { direct(&file) } else { None };
-        Ok(Self { name: path.display().to_string(), file, direct, length })
+        Ok(Self { name: path.display().to_string(), file, direct, length: AtomicU64::new(length) })
     }
 }
 
@@ -82,7 +83,13 @@ impl Device for FileDevice {
     }
 
     fn length(&self) -> u64 {
-        self.length
+        self.length.load(Ordering::Acquire)
+    }
+
+    fn look_again(&self) -> io::Result<u64> {
+        // Nobody reads or writes at the descriptor's position.
+        let now = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        Ok(self.length.fetch_max(now, Ordering::AcqRel).max(now))
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
@@ -91,7 +98,7 @@ impl Device for FileDevice {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         // A file must not grow by a write behind its end: the place of its last labels is told by its length.
-        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.length) {
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > self.length()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a write behind the end of the device"));
         }
         self.file.write_all_at(bytes, offset)
@@ -100,7 +107,7 @@ impl Device for FileDevice {
     fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let aligned = bytes.as_ptr().align_offset(ALIGN) == 0 && bytes.len().is_multiple_of(ALIGN) && offset.is_multiple_of(ALIGN as u64);
         if let Some(direct) = self.direct.as_ref().filter(|_| aligned)
-            && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length)
+            && offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.length())
         {
             match direct.write_all_at(bytes, offset) {
                 // It wants larger blocks, or had written a part: all of it once more, the ordinary way.

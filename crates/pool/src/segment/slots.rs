@@ -48,6 +48,15 @@ impl Slots {
         self.devices.push(Device { taken: vec![false; count as usize], free: count as usize, next: 0 });
     }
 
+    /// A device has become longer: it has this many slots now.
+    pub fn grow(&mut self, device: usize, count: u32) {
+        if let Some(device) = self.devices.get_mut(device) {
+            let more = (count as usize).saturating_sub(device.taken.len());
+            device.taken.resize(device.taken.len() + more, false);
+            device.free += more;
+        }
+    }
+
     /// All slots there are.
     #[must_use]
     pub fn total(&self) -> u64 {

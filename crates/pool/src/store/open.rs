@@ -239,6 +239,47 @@ impl Store {
         Ok(())
     }
 
+    /// Takes the room that devices have got since they became part of the pool; answers which, by their numbers.
+    ///
+    /// The labels tell of the room before anything lies there. Those at the old end are overwritten one day; the new end has its own.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`] where the system does not tell a length, [`PoolError::Suspended`] if labels cannot be written.
+    pub fn expand(&self, time: u64) -> Result<Vec<usize>> {
+        self.usable()?;
+        let mut committed = self.committed.lock();
+        let devices = Arc::clone(&self.devices.read());
+        let mut identity = committed.identity.clone();
+        let mut grown = Vec::new();
+        for (number, (member, device)) in identity.members.iter_mut().zip(devices.iter()).enumerate() {
+            let length = device.look_again().map_err(|error| failed(&**device, "looking at the length of", error))?;
+            let count = slots::count(length, self.slot);
+            if count > slots::count(member.length, self.slot) {
+                member.length = length;
+                grown.push((number, count));
+            }
+        }
+        if grown.is_empty() {
+            return Ok(Vec::new());
+        }
+        (identity.revision, identity.time) = (identity.revision + 1, time);
+        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
+        let mut map = self.map.write();
+        grown.iter().for_each(|(number, count)| map.slots.grow(*number, *count));
+        committed.identity = identity;
+        Ok(grown.into_iter().map(|(number, _)| number).collect())
+    }
+
+    /// What [`Self::expand`] would add, as far as is known without looking at the devices again, bytes.
+    #[must_use]
+    pub fn expandable(&self) -> u64 {
+        let (identity, devices) = (self.identity(), Arc::clone(&self.devices.read()));
+        let more = |(member, device): (&Member, &Arc<dyn Device>)| {
+            u64::from(slots::count(device.length(), self.slot).saturating_sub(slots::count(member.length, self.slot))) * self.slot
+        };
+        identity.members.iter().zip(devices.iter()).map(more).sum()
+    }
+
     /// Gives the pool another name.
     ///
     /// # Errors
