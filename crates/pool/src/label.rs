@@ -93,6 +93,47 @@ pub fn write_root(device: &dyn Device, generation: u64, record: &[u8]) -> Result
     Ok(())
 }
 
+/// Reads all copies of a device's identity, and writes those anew that are not what they should be; answers how many. Durable when it returns.
+///
+/// # Errors
+/// [`PoolError::Device`] for a device that cannot be written; what cannot be read is written.
+pub fn mend_identity(device: &dyn Device, identity: &Identity) -> Result<u64, PoolError> {
+    let right = identity.encode()?;
+    mend(device, IDENTITY_AT, &right, |block| Identity::decode(block).is_ok_and(|found| found == *identity))
+}
+
+/// The same for the root record of a generation, on the devices that have roots: the first whole copy tells how it should be. Where there is none, there is
+/// nothing to be done; the next commit writes another root. Answers how many for each device.
+///
+/// # Errors
+/// As [`mend_identity`].
+pub fn mend_root(devices: &[std::sync::Arc<dyn Device>], pool: u64, generation: u64) -> Result<Vec<u64>, PoolError> {
+    let at = ring_at(generation);
+    let copies = devices.iter().flat_map(|device| places(device.length()).into_iter().map(move |place| (device, place)));
+    let whole = copies.into_iter().find_map(|(device, place)| {
+        let mut record = vec![0; root::LENGTH];
+        device.read_at(&mut record, place + at).ok()?;
+        Root::decode(&record).ok().filter(|root| root.pool == pool && root.generation == generation)?;
+        Some(record)
+    });
+    let Some(right) = whole else { return Ok(vec![0; devices.len()]) };
+    devices.iter().map(|device| mend(&**device, at, &right, |record| record == right)).collect()
+}
+
+/// Writes what is right to this place of each label where it is not. One after the other, so that a crash between them leaves the others.
+fn mend(device: &dyn Device, at: u64, right: &[u8], is_right: impl Fn(&[u8]) -> bool) -> Result<u64, PoolError> {
+    let mut mended = 0;
+    for place in places(device.length()) {
+        let mut found = vec![0; right.len()];
+        if device.read_at(&mut found, place + at).is_err() || !is_right(&found) {
+            device.write_at(right, place + at).map_err(|error| failed(device, "writing the label of", error))?;
+            device.sync().map_err(|error| failed(device, "syncing", error))?;
+            mended += 1;
+        }
+    }
+    Ok(mended)
+}
+
 fn ring_at(generation: u64) -> u64 {
     RING_AT + generation % RING * root::LENGTH as u64
 }

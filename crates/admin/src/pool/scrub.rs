@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nacre_pool::PoolError;
 use nacre_pool::device::Device;
 use nacre_pool::engine::Pool;
 use nacre_pool::store::{Checked, Store};
@@ -19,6 +20,8 @@ use crate::{Imported, Kind, Refusal};
 
 /// The name under which the state is kept.
 const KEPT_AS: &str = "scan";
+/// What a copy of an identity or of a root counts as that was written anew, bytes: as much as a frame at least.
+const LABEL_PART: u64 = 4096;
 /// How often it is kept while it runs.
 const KEEP_EVERY: Duration = Duration::from_secs(30);
 
@@ -221,6 +224,11 @@ impl Work {
         let mut kept = Instant::now();
         let mut clock = Instant::now();
         loop {
+            if first == 0
+                && let Err(error) = self.look_at_labels()
+            {
+                self.watch.note("ereport.fs.zfs.io", vec![("reason".to_owned(), error.to_string())]);
+            }
             let ended = self.store.scrub_from(first, &mut |checked| self.look(checked, &mut clock), &mut |segment| {
                 let report = {
                     let mut state = self.scrub.state.lock();
@@ -246,6 +254,23 @@ impl Work {
             }
             first = self.scrub.report().next;
         }
+    }
+
+    /// Labels have four copies: what is damaged of one is written anew.
+    fn look_at_labels(&self) -> Result<(), PoolError> {
+        if !self.keeps {
+            return Ok(());
+        }
+        let mended = self.store.scrub_labels()?;
+        let devices = self.devices.read();
+        for (device, copies) in devices.iter().zip(mended).filter(|(_, copies)| *copies > 0) {
+            device.found_damage();
+            let details =
+                [("vdev_path", device.name().to_owned()), ("reason", "a label is damaged".to_owned()), ("repaired", copies.to_string())];
+            self.watch.note("ereport.fs.zfs.label", details.map(|(name, value)| (name.to_owned(), value)).to_vec());
+            self.scrub.state.lock().report.repaired += copies * LABEL_PART;
+        }
+        Ok(())
     }
 
     /// Notes a frame; answers whether to go on.

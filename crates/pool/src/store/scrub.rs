@@ -6,13 +6,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::checksum;
+use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frame::{self, Header};
 use crate::frames::{Owner, Stream};
-use crate::label::Place;
+use crate::label::{self, Identity, Place};
 use crate::packing;
 use crate::pointer::{Pointer, Txg};
 
+use super::commit::ROOT_DEVICES;
 use super::open::table_places;
 use super::{Result, Store};
 
@@ -120,6 +122,24 @@ impl Store {
             Ok(visit(&frame.header, frame.offset, lives))
         });
         shown.map(|_| ())
+    }
+
+    /// Verifies the labels: every copy of the identity and of the newest root, which are written anew where they are damaged. Answers how many were, for
+    /// each device. Commits wait meanwhile.
+    ///
+    /// # Errors
+    /// [`PoolError::Device`], [`PoolError::Suspended`].
+    pub fn scrub_labels(&self) -> Result<Vec<u64>> {
+        self.usable()?;
+        let committed = self.committed.lock();
+        let devices = Arc::clone(&self.devices.read());
+        let roots = label::mend_root(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.identity.pool, committed.root.generation)?;
+        let mend = |(number, device): (usize, &Arc<dyn Device>)| {
+            let index = u16::try_from(number).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
+            let identity = Identity { index, ..committed.identity.clone() };
+            Ok(label::mend_identity(&**device, &identity)? + roots.get(number).unwrap_or(&0))
+        };
+        devices.iter().enumerate().map(mend).collect()
     }
 
     /// Verifies every frame that lives, segment by segment, and tells the visitor, which may stop it by `false`. What is written meanwhile is not

@@ -146,3 +146,32 @@ fn names_that_do_not_fit_the_labels_are_refused_and_the_pool_goes_on() {
     put(&store, 1, 1, 100).unwrap();
     commit(&store, 1).unwrap();
 }
+
+#[test]
+fn damaged_labels_are_written_anew_by_a_scrub() {
+    let sims = simulators(2, 64 * MIB);
+    let store = create(&sims);
+    put(&store, 1, 1, 5000).unwrap();
+    commit(&store, 1).unwrap();
+    assert_eq!(store.scrub_labels().unwrap(), [0, 0]);
+    // All identities but the last, and all copies of the newest root but the first.
+    let places = crate::label::places(64 * MIB);
+    let generation = store.committed.lock().root.generation;
+    let root = crate::label::RING_AT + generation % crate::label::RING * 4096;
+    for place in &places[..3] {
+        sims[0].rot(place + crate::label::IDENTITY_AT + 100, 3);
+    }
+    for place in &places[1..] {
+        sims[1].rot(place + root + 50, 5);
+    }
+    assert_eq!(store.scrub_labels().unwrap(), [3, 3]);
+    assert_eq!(store.scrub_labels().unwrap(), [0, 0]);
+    // What was written anew is enough by itself.
+    sims[0].rot(places[3] + crate::label::IDENTITY_AT + 100, 3);
+    sims[1].rot(places[0] + root + 50, 5);
+    assert_eq!(store.scrub_labels().unwrap(), [1, 1]);
+    drop(store);
+    sims.iter().zip(1..).for_each(|(sim, seed)| sim.crash(seed));
+    let (_, newest) = open(&sims, Access::ReadOnly).unwrap();
+    assert_eq!(newest.generation, generation);
+}
