@@ -236,6 +236,7 @@ impl Dataset {
         if flags.truncates() && flags.writes() && row.size > 0 {
             let change = nacre_pool::files::AttributeChange { size: Some(0), ..Default::default() };
             placed.changeable()?.set_attributes(&placed.inode, &change).map_err(errno)?;
+            placed.volume.done(&self.pool, &placed.inode)?;
         }
         Ok(Arc::new(DatasetFile::new(&self.pool, placed, (flags, self.is_quiet()), &self.member)))
     }
@@ -377,7 +378,11 @@ impl Layer for Dataset {
         let files = placed.changeable()?;
         xattrs::follow_change(files, &placed.inode, change)?;
         let row = files.set_attributes(&placed.inode, &change_of(change)).map_err(errno)?;
-        self.done()?;
+        if change.size.is_some() {
+            placed.volume.done(&self.pool, &placed.inode)?;
+        } else {
+            self.done()?;
+        }
         Ok(self.attr_of(placed, &row))
     }
 
@@ -637,7 +642,7 @@ impl Dataset {
     fn list(&self, placed: &Placed, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         let files = placed.files()?;
         if from == 0 && !placed.volume.is_past() && !self.is_quiet() {
-            files.touch(&placed.inode).map_err(errno)?;
+            files.touch(&placed.inode);
         }
         let mut outcome = Ok(());
         let visited = files.visit(&placed.inode, from, attributes, sink.room(attributes), &mut |seen| {

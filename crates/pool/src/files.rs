@@ -475,8 +475,30 @@ impl<T: Table> Files<T> {
         Ok(absent.map_or(Ok(()), |read| read())?)
     }
 
-    /// Applies what an operation changes.
+    /// Applies what an operation changes; what follows from that is told only then.
     fn apply(&self, txg: Txg, batch: &Batch) -> Result<()> {
+        self.change_table(txg, batch).inspect_err(|_| self.abandon(batch))?;
+        if !batch.dead.is_empty() {
+            self.freed.lock().extend(batch.dead.iter().copied());
+        }
+        if !batch.uses.is_empty() {
+            let mut uses = self.uses.lock();
+            for (owner, bytes) in &batch.uses {
+                let change = uses.entry(*owner).or_default();
+                change.0 = change.0.saturating_add(*bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// A batch that the table does not get: the frames that were written for it are free again.
+    fn abandon(&self, batch: &Batch) {
+        if !batch.written.is_empty() {
+            self.freed.lock().extend(batch.written.iter().copied());
+        }
+    }
+
+    fn change_table(&self, txg: Txg, batch: &Batch) -> Result<()> {
         if batch.is_empty() {
             return Ok(());
         }

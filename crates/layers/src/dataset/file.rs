@@ -6,7 +6,6 @@ use super::volume::Placed;
 use crate::locks::Locks;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{FileError, Range, SeekTo};
-use nacre_pool::properties::SyncMode;
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
 use parking_lot::Mutex;
 use std::{
@@ -89,10 +88,13 @@ impl DatasetFile {
         };
         let written = written.map_err(errno)?.written;
         self.member.written(written);
-        if self.placed.volume.files.behaviour().sync == SyncMode::Always {
-            self.pool.sync_file(&self.placed.volume.files, &self.placed.inode).map_err(errno)?;
-        }
+        self.done()?;
         Ok(written)
+    }
+
+    /// The content has changed: with `sync=always` that is durable before it is answered.
+    fn done(&self) -> Result<()> {
+        self.placed.volume.done(&self.pool, &self.placed.inode)
     }
 }
 
@@ -114,7 +116,7 @@ impl OpenFile for DatasetFile {
         // It may have become another file meanwhile.
         self.placed.volume.usable()?;
         if self.touches {
-            files.touch(&self.placed.inode).map_err(errno)?;
+            files.touch(&self.placed.inode);
         }
         Ok(count)
     }
@@ -156,12 +158,16 @@ impl OpenFile for DatasetFile {
                 }
                 let size = files.attributes(&self.placed.inode).map_err(errno)?.size;
                 let change = nacre_pool::files::AttributeChange { size: Some(end.max(size)), ..Default::default() };
-                if end > size { files.set_attributes(&self.placed.inode, &change).map(drop).map_err(errno) } else { Ok(()) }
+                if end <= size {
+                    return Ok(());
+                }
+                files.set_attributes(&self.placed.inode, &change).map_err(errno)?;
             }
-            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno),
-            AllocateMode::ZERO_RANGE => files.zero(&self.placed.inode, offset, length, grow).map_err(errno),
-            _ => Err(Errno::EOPNOTSUPP),
+            AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno)?,
+            AllocateMode::ZERO_RANGE => files.zero(&self.placed.inode, offset, length, grow).map_err(errno)?,
+            _ => return Err(Errno::EOPNOTSUPP),
         }
+        self.done()
     }
 
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
@@ -198,6 +204,7 @@ impl OpenFile for DatasetFile {
             let files = target.placed.volume.files.files();
             let shared = files.share(&self.placed.inode, &target.placed.inode, range).map_err(errno)?;
             if shared > 0 {
+                target.done()?;
                 return Ok(shared);
             }
             // The part of a record, or one that many small writes went to: what follows is shared again.

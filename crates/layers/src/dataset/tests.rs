@@ -73,6 +73,64 @@ fn what_was_synced_is_there_after_a_crash() {
     assert!(layer.lookup(&Caller::ROOT, &root, name("lost")).is_err());
 }
 
+#[test]
+fn with_sync_always_whatever_changes_content_is_there_after_a_crash() {
+    use nacre_pool::engine::{Edit, Setting};
+    use nacre_vfs::{AllocateMode, SetAttr};
+    let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+    let record = 128 << 10;
+    let old = vec![7; 3 * record];
+    for change in 0..6 {
+        let device = Arc::new(Simulator::new("disk", 256 << 20));
+        {
+            let pool = create(&device);
+            let layer = dataset(&pool);
+            let set = Edit { dataset: layer.number(), name: "sync".to_owned(), to: Setting::Local("always".to_owned()) };
+            pool.set_properties(&[set]).unwrap();
+            let root = layer.root().unwrap().node;
+            let create = |text| layer.create(&Caller::ROOT, &root, name(text), 0o600, OpenFlags::READ_WRITE).unwrap();
+            let ((entry, file), (_, other)) = (create("f"), create("other"));
+            file.write(&old, 0).unwrap();
+            other.write(&vec![9; record], 0).unwrap();
+            pool.commit().unwrap();
+            match change {
+                0 => file.allocate(AllocateMode(AllocateMode::PUNCH_HOLE | AllocateMode::KEEP_SIZE), 0, record as u64).unwrap(),
+                1 => file.allocate(AllocateMode(AllocateMode::ZERO_RANGE), 5, 10).unwrap(),
+                2 => file.allocate(AllocateMode(0), 0, 1 << 20).unwrap(),
+                3 => {
+                    let flags = OpenFlags(OpenFlags::READ_WRITE.raw() | OpenFlags::TRUNC);
+                    layer.open(&Caller::ROOT, &entry.node, flags).unwrap();
+                }
+                4 => assert_eq!(other.copy_to(0, &*file, record as u64, record as u64, 0), Ok(record as u64)),
+                _ => {
+                    file.write(b"x", 0).unwrap();
+                    let longer = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
+                    layer.setattr(&Caller::ROOT, &entry.node, None, &longer).unwrap();
+                }
+            }
+        }
+        device.crash(3);
+        let mut expected = old.clone();
+        match change {
+            0 => expected[..record].fill(0),
+            1 => expected[5..15].fill(0),
+            2 => expected.resize(1 << 20, 0),
+            3 => expected.clear(),
+            4 => expected[record..2 * record].fill(9),
+            _ => {
+                expected[0] = b'x';
+                expected.resize(1 << 20, 0);
+            }
+        }
+        let layer = dataset(&open(&device));
+        let found = layer.lookup(&Caller::ROOT, &layer.root().unwrap().node, name("f")).unwrap();
+        let mut content = vec![1; (1 << 20) + 1];
+        let read = layer.open(&Caller::ROOT, &found.node, OpenFlags::READ).unwrap().read(&mut content, 0).unwrap();
+        content.truncate(read);
+        assert!(content == expected, "{change}: {read} bytes of {}", expected.len());
+    }
+}
+
 /// A door that counts what it is told; it holds nothing back.
 #[derive(Default)]
 struct Door {

@@ -4,10 +4,12 @@
 //! tar do). The upper bits say which tree.
 
 use super::file::LockTable;
+use super::translate::errno;
 use arc_swap::ArcSwap;
 use nacre_pool::Txg;
-use nacre_pool::engine::{Dataset as Files, TreeTable};
+use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;
+use nacre_pool::properties::SyncMode;
 use nacre_vfs::{Errno, Node, Result};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::sync::{
@@ -79,6 +81,14 @@ impl Volume {
             changing: RwLock::new(()),
             turn: (Mutex::new(()), Condvar::new()),
         }
+    }
+
+    /// The content of a file has changed: with `sync=always` that is durable before it is answered.
+    pub(super) fn done(&self, pool: &Pool, inode: &Arc<Inode>) -> Result<()> {
+        if self.files.behaviour().sync == SyncMode::Always {
+            pool.sync_file(&self.files, inode).map_err(errno)?;
+        }
+        Ok(())
     }
 
     /// An inode number as users see it.

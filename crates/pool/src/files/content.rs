@@ -5,13 +5,17 @@
 //! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
 
 mod flush;
+mod settling;
 mod sizes;
+
+#[cfg(test)]
+pub(super) use sizes::STEP;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::admission::{Admit, worst};
-use super::inodes::{Buffered, Editing};
+use super::inodes::{Buffered, Editing, Pending};
 use super::patches::overlap;
 use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{NewFrame, Owner, Packing, Stream, Wanted};
@@ -191,8 +195,8 @@ impl<T: Table> Files<T> {
     }
 
     fn write_admitted(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8], admit: Admit) -> Result<WriteOutcome> {
-        let entered = self.enter()?;
-        let mut edited = self.edit(inode)?;
+        let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
+        let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;
         let offset = offset.unwrap_or(edited.row.size);
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
@@ -202,7 +206,9 @@ impl<T: Table> Files<T> {
         if edited.row.record_shift == 0 {
             edited.row.record_shift = self.storing.read().record_shift;
         }
-        if edited.active.is_none() && edited.row.size == 0 && offset == 0 && data.len() <= INLINE_FILE {
+        // All of it has to be in the first record.
+        let is_small = data.len() <= INLINE_FILE.min(1 << edited.row.record_shift);
+        if edited.active.is_none() && edited.row.size == 0 && offset == 0 && is_small {
             return self.write_small(entered.txg(), edited, data, admit);
         }
         let shift = edited.row.record_shift;
@@ -234,6 +240,8 @@ impl<T: Table> Files<T> {
             }
         }
         if let (0, Some(error)) = (written, failed) {
+            self.abandon(&batch);
+            self.finish(inode, edited);
             return Err(error);
         }
         let now = (self.clock)();
@@ -243,8 +251,7 @@ impl<T: Table> Files<T> {
         let row = *row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
-        self.apply(entered.txg(), &batch)?;
-        self.finish(inode, edited);
+        self.apply_and_finish(entered.txg(), inode, edited, &batch)?;
         Ok(WriteOutcome { written, offset })
     }
 
@@ -312,9 +319,7 @@ impl<T: Table> Files<T> {
             }
             written += content.len();
             edited.activate().frames_in = txg;
-            if let Some(buffered) = edited.activate().records.remove(&piece.record) {
-                self.let_go(txg, &edited.row, &buffered);
-            }
+            edited.pending.push(Pending::Gone(piece.record));
         }
         (written, failed)
     }
@@ -349,17 +354,18 @@ impl<T: Table> Files<T> {
         let mut charged = -(self.drop_patches(patches, edited.number, batch) as i64);
         if let Some(dead) = old {
             charged -= dead.charged as i64;
-            self.freed.lock().push(dead);
+            batch.dead.push(dead);
         }
         match &new {
             Some(extent) => {
                 charged += extent.pointer().map_or(0, |pointer| pointer.charged() as i64);
+                batch.written.extend(extent.dead());
                 batch.put(&key, extent.encode());
             }
             None if existed => batch.remove(&key),
             None => {}
         }
-        self.charge(edited, charged);
+        self.charge(edited, charged, batch);
         Ok(())
     }
 
@@ -371,10 +377,10 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    pub(super) fn charge(&self, edited: &mut Editing<'_>, bytes: i64) {
+    pub(super) fn charge(&self, edited: &mut Editing<'_>, bytes: i64, batch: &mut Batch) {
         if bytes != 0 {
             edited.row.charged = edited.row.charged.saturating_add_signed(bytes);
-            self.count_owner(&edited.row, bytes, 0);
+            batch.charge(&edited.row, bytes);
         }
     }
 
@@ -468,6 +474,25 @@ impl<T: Table> Files<T> {
             self.apply_patch(&mut content, 0, &patch)?;
         }
         Ok(content)
+    }
+
+    /// The numbers of the first `most` stored records of a range, in order.
+    fn stored_numbers(&self, number: u64, first: u64, last: u64, most: usize) -> Result<Vec<u64>> {
+        let mut range = keys::extents(number, first);
+        range.end = keys::extents(number, last.saturating_add(1)).start;
+        self.warm_range(&range, most.min(WARMED_LEAVES))?;
+        let mut found = Vec::new();
+        let mut damage: std::result::Result<(), crate::PoolError> = Ok(());
+        self.table.read().scan(range, &mut |key, _| {
+            match keys::Key::decode(key) {
+                Ok(keys::Key::Extent { record, .. }) => found.push(record),
+                Ok(_) => {}
+                Err(error) => damage = Err(error),
+            }
+            damage.is_ok() && found.len() < most
+        })?;
+        damage?;
+        Ok(found)
     }
 
     /// The stored records of a range, in order; holes are left out.

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use super::patches::is_unreadable;
 use super::{AttributeChange, Batch, FileError, Files, Inode, Result, Table, TimeChange};
 use crate::error::PoolError;
 use crate::log::{Change, Ticket};
@@ -170,7 +171,14 @@ impl<T: Table> Files<T> {
             kill_privileges: false,
             flags: Some(row.flags),
         };
-        self.set_attributes(&inode, &change)?;
+        let now = self.set_attributes(&inode, &change)?;
+        // What lies behind the end and cannot be read keeps no pool from being imported: it goes before the file grows.
+        if let Err(error) = self.finish_cut(&inode, now) {
+            if !is_unreadable(&error) {
+                return Err(error);
+            }
+            tracing::warn!(inode = number, %error, "what was cut off a file cannot be freed now");
+        }
         let entered = self.gate.enter();
         let mut edited = self.edit(&inode)?;
         let mut batch = Batch::default();
@@ -210,7 +218,7 @@ impl<T: Table> Files<T> {
                 let mut patches = self.stored_patches(&edited.row, inode.number(), record, record)?;
                 patches.retain(|(_, found, _)| *found == number);
                 let charged = self.drop_patches(patches, inode.number(), &mut batch);
-                self.charge(&mut edited, -(charged as i64));
+                self.charge(&mut edited, -(charged as i64), &mut batch);
                 edited.put(&mut batch);
                 self.apply(entered.txg(), &batch)?;
                 self.finish(&inode, edited);

@@ -10,12 +10,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::patches::Fragments;
+use super::patches::{Fragments, is_unreadable};
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
-use crate::error::{Damage, PoolError};
+use crate::error::PoolError;
 use crate::pointer::Txg;
-use crate::rows::inode::flags::{HAS_PATCHES, NOATIME};
-use crate::rows::{FileType, Inode as Row, OwnerKind, Timestamp, keys};
+use crate::rows::inode::flags::{CUT, HAS_PATCHES, NOATIME};
+use crate::rows::{FileType, Inode as Row, OwnerKind, OwnerUse, Timestamp, keys};
 use crate::space::Purpose;
 
 /// What an active inode takes in memory beside its content, bytes: measured roughly.
@@ -201,6 +201,19 @@ pub(super) struct Editing<'a> {
     pub(super) number: u64,
     pub(super) active: RwLockWriteGuard<'a, Option<Box<Active>>>,
     pub(super) row: Row,
+    /// What becomes of records in memory once the table has taken what is changed.
+    pub(super) pending: Vec<Pending>,
+}
+
+/// What becomes of a record in memory; `fresh` where it was read for that.
+#[derive(Debug)]
+pub(super) enum Pending {
+    /// The table has what it is now.
+    Gone(u64),
+    /// It ends here.
+    Cut { record: u64, keep: usize, fresh: bool },
+    /// A part of it becomes zeros.
+    Zeroed { record: u64, part: Range<usize>, fresh: bool },
 }
 
 impl Editing<'_> {
@@ -295,7 +308,7 @@ impl<T: Table> Files<T> {
             Some(active) => active.row,
             None => self.stored(inode.number)?,
         };
-        Ok(Editing { number: inode.number, active, row })
+        Ok(Editing { number: inode.number, active, row, pending: Vec::new() })
     }
 
     /// Remembers that an inode has something to flush.
@@ -325,37 +338,59 @@ impl<T: Table> Files<T> {
             self.admit_rows(Purpose::Free)?;
             self.change_attributes(inode, change)
         })
+        .and_then(|row| if change.size.is_some() && !self.is_replaying() { self.finish_cut(inode, row) } else { Ok(row) })
     }
 
     fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
-        let entered = self.enter()?;
-        let mut edited = self.edit(inode)?;
+        let (entered, mut edited) = self.enter_growing(inode, |row| change.size.unwrap_or(row.size))?;
+        let txg = entered.txg();
+        let before = edited.row;
+        let stored_size = edited.active.as_ref().map(|active| active.stored_size);
         let mut batch = Batch::default();
+        let changed = self.change_edited(txg, &mut edited, change, &mut batch);
+        let changed = match changed {
+            Ok(()) => self.apply_recorded(txg, &batch),
+            Err(refused) => {
+                self.abandon(&batch);
+                Err(refused)
+            }
+        };
+        let row = edited.row;
+        if changed.is_ok() {
+            self.settle(txg, &before, &mut edited);
+            if (before.uid, before.gid) != (row.uid, row.gid) {
+                // What it was charged before is the old owner's, and what follows from the size is in the batch.
+                let charged = i64::try_from(row.charged).unwrap_or(i64::MAX);
+                self.count_owner(&before, charged.saturating_neg(), -1);
+                self.count_owner(&row, charged, 1);
+                let waiting: u64 = edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
+                self.count_waiting(&before, -(waiting as i64));
+                self.count_waiting(&row, waiting as i64);
+            }
+        } else {
+            self.take_back(txg, &before, &mut edited);
+            if let Some(active) = edited.active.as_mut() {
+                (active.row, active.stored_size) = (before, stored_size.unwrap_or(before.size));
+            }
+        }
+        self.finish(inode, edited);
+        changed.map(|()| row)
+    }
+
+    fn change_edited(&self, txg: Txg, edited: &mut Editing<'_>, change: &AttributeChange, batch: &mut Batch) -> Result<()> {
         let now = (self.clock)();
         self.judge_new_owner(&edited.row, change)?;
         if let Some(size) = change.size {
             match edited.file_type() {
-                FileType::Regular => self.resize(entered.txg(), &mut edited, size, &mut batch)?,
+                FileType::Regular => self.resize(txg, edited, size, batch)?,
                 FileType::Directory => return Err(FileError::IsDirectory),
                 _ => return Err(FileError::Invalid),
             }
             edited.row.modified = now;
         }
-        let before = edited.row;
         apply_change(&mut edited.row, change, now);
-        if (before.uid, before.gid) != (edited.row.uid, edited.row.gid) {
-            let charged = i64::try_from(before.charged).unwrap_or(i64::MAX);
-            self.count_owner(&before, charged.saturating_neg(), -1);
-            self.count_owner(&edited.row, charged, 1);
-            let waiting: u64 = edited.active.iter().flat_map(|active| active.records.values()).map(|record| record.promised).sum();
-            self.count_waiting(&before, -(waiting as i64));
-            self.count_waiting(&edited.row, waiting as i64);
-        }
-        edited.put(&mut batch);
-        let row = edited.row;
-        self.apply_recorded(entered.txg(), &batch)?;
-        self.finish(inode, edited);
-        Ok(row)
+        edited.put(batch);
+        Ok(())
     }
 
     /// Whether who gets a file may use so much.
@@ -370,11 +405,15 @@ impl<T: Table> Files<T> {
     }
 
     /// Notes that the content was read, if access times are kept; with `relatime` as mount(8) has it: when the noted time is not newer than the last
-    /// change, or a day old.
-    ///
-    /// # Errors
-    /// Those of the engine.
-    pub fn touch(&self, inode: &Arc<Inode>) -> Result<()> {
+    /// change, or a day old. Nobody's reading fails by that: where it cannot be noted, it is not.
+    pub fn touch(&self, inode: &Arc<Inode>) {
+        // Whatever is wrong with the inode is told to whoever asks for its attributes.
+        if let Err(error) = self.note_access(inode) {
+            tracing::debug!(inode = inode.number(), %error, "an access time is not noted");
+        }
+    }
+
+    fn note_access(&self, inode: &Arc<Inode>) -> Result<()> {
         const DAY: i64 = 24 * 60 * 60;
         let now = (self.clock)();
         let due = |row: &Row| {
@@ -402,19 +441,23 @@ impl<T: Table> Files<T> {
 
     /// What the flush puts into the table for each owner, and the head.
     pub(super) fn put_counters(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
-        use crate::rows::{Head, OwnerUse};
+        use crate::rows::Head;
         use std::sync::atomic::Ordering::Relaxed;
-        for ((kind, id), (bytes, objects)) in self.uses.lock().drain() {
-            let key = keys::owner_use(kind, id);
-            let mut used = table.get(&key)?.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
-            let counted = used.bytes.checked_add_signed(bytes).zip(used.objects.checked_add_signed(objects));
-            (used.bytes, used.objects) = counted.ok_or(PoolError::Format(Damage::Structure("the use of an owner")))?;
-            if used == OwnerUse::default() {
-                batch.remove(&key);
-            } else {
-                batch.put(&key, used.encode());
+        let mut outcome = Ok(());
+        self.uses.lock().retain(|owner, change| match Self::count_use(table, *owner, *change, batch) {
+            Ok(()) => false,
+            Err(error) => {
+                let error = FileError::from(error);
+                if is_unreadable(&error) {
+                    // It waits in memory: nobody else's commit fails by it.
+                    tracing::error!(dataset = self.dataset, ?owner, %error, "what an owner uses cannot be counted");
+                } else if let FileError::Pool(error) = error {
+                    outcome = Err(error);
+                }
+                true
             }
-        }
+        });
+        outcome?;
         let numbers = &self.numbers;
         let head =
             Head { next: numbers.next.load(Relaxed), root: numbers.root, seed: numbers.seed, objects: numbers.objects.load(Relaxed) };
@@ -422,6 +465,29 @@ impl<T: Table> Files<T> {
         // A dataset in which nothing happens is not written anew by each commit.
         if table.get(&key)?.is_none_or(|stored| stored != head) {
             batch.put(&key, head);
+        }
+        Ok(())
+    }
+}
+
+impl<T: Table> Files<T> {
+    /// Puts what an owner uses now.
+    fn count_use(
+        table: &T,
+        (kind, id): (OwnerKind, u32),
+        (bytes, objects): (i64, i64),
+        batch: &mut Batch,
+    ) -> std::result::Result<(), PoolError> {
+        let key = keys::owner_use(kind, id);
+        let mut used = table.get(&key)?.map_or(Ok(OwnerUse::default()), |row| OwnerUse::decode(&row))?;
+        if used.bytes.checked_add_signed(bytes).is_none() || used.objects.checked_add_signed(objects).is_none() {
+            tracing::error!(?kind, id, ?used, bytes, objects, "the use of an owner was counted wrong: it begins anew at nothing");
+        }
+        (used.bytes, used.objects) = (used.bytes.saturating_add_signed(bytes), used.objects.saturating_add_signed(objects));
+        if used == OwnerUse::default() {
+            batch.remove(&key);
+        } else {
+            batch.put(&key, used.encode());
         }
         Ok(())
     }
@@ -442,8 +508,8 @@ fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
     }
     row.uid = change.uid.unwrap_or(row.uid);
     row.gid = change.gid.unwrap_or(row.gid);
-    // Whether there are patches nobody but the engine knows.
-    row.flags = change.flags.map_or(row.flags, |flags| flags & !HAS_PATCHES | row.flags & HAS_PATCHES);
+    // Whether there are patches, and what is left behind the end, nobody but the engine knows.
+    row.flags = change.flags.map_or(row.flags, |flags| flags & !(HAS_PATCHES | CUT) | row.flags & (HAS_PATCHES | CUT));
     let time = |change: Option<TimeChange>, old| match change {
         None => old,
         Some(TimeChange::Now) => now,

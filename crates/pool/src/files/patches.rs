@@ -227,7 +227,7 @@ impl<T: Table> Files<T> {
         let mut charged = 0;
         for (record, number, patch) in patches {
             charged += patch.pointer.charged();
-            self.freed.lock().push(Dead::of(&patch.pointer, false));
+            batch.dead.push(Dead::of(&patch.pointer, false));
             batch.remove(&keys::patch(inode, record, number));
         }
         charged
@@ -320,7 +320,8 @@ impl<T: Table> Files<T> {
             let charged = pointer.charged();
             let pieces = buffered.fragments.parts().map(|(from, part)| (from as u32, part.len() as u32)).collect();
             batch.put(&keys::patch(number, record, next), Patch { pointer, pieces }.encode());
-            self.charge(edited, charged as i64);
+            batch.written.push(Dead::of(&pointer, false));
+            self.charge(edited, charged as i64, batch);
             self.became(txg, &edited.row, &buffered, charged);
         }
         Ok(outcome?)
@@ -328,7 +329,7 @@ impl<T: Table> Files<T> {
 }
 
 /// Whether an error is about what was to be read, not about the pool.
-fn is_unreadable(error: &FileError) -> bool {
+pub(super) fn is_unreadable(error: &FileError) -> bool {
     matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. }))
 }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::admission::{Admit, worst};
-use super::inodes::Editing;
+use super::inodes::{Editing, Pending};
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Extent, FileType, keys};
@@ -77,6 +77,7 @@ impl<T: Table> Files<T> {
     }
 
     fn share_some(&self, from: &Arc<Inode>, to: &Arc<Inode>, range: Range) -> Result<u64> {
+        self.uncut(to, range.to.saturating_add(range.length))?;
         let entered = self.enter()?;
         let txg = entered.txg();
         if from.active.read().as_ref().is_some_and(|active| !active.records.is_empty()) {
@@ -85,6 +86,10 @@ impl<T: Table> Files<T> {
         let _names = self.names.lock();
         let source = self.edit(from)?;
         let mut target = self.edit(to)?;
+        if target.is_cut_before(range.to.saturating_add(range.length)) {
+            // It was cut off meanwhile.
+            return Ok(0);
+        }
         let Some(records) = plan(&source, &mut target, range)? else { return Ok(0) };
         let shift = source.row.record_shift;
         let mut batch = Batch::default();
@@ -100,11 +105,10 @@ impl<T: Table> Files<T> {
                 }
             }
         }
-        if let (0, Some(error)) = (shared, failed) {
-            return Err(error);
-        }
         if shared == 0 {
-            return Ok(0);
+            self.abandon(&batch);
+            self.finish(to, target);
+            return failed.map_or(Ok(0), Err);
         }
         drop(source);
         let now = (self.clock)();
@@ -113,8 +117,7 @@ impl<T: Table> Files<T> {
         let row = target.row;
         let active = target.activate();
         (active.row, active.changed, active.frames_in) = (row, true, txg);
-        self.apply(txg, &batch)?;
-        self.finish(to, target);
+        self.apply_and_finish(txg, to, target, &batch)?;
         Ok(shared)
     }
 
@@ -140,7 +143,7 @@ impl<T: Table> Files<T> {
                 self.admit_content(&target.row, worst(content.len()), Admit::Asked)?;
                 self.admission.turn(self.dataset, txg, worst(content.len()), 0);
                 self.replace(target, into, Some(Extent::Inline(&content)), batch)?;
-                self.forget_buffered(txg, target, into);
+                target.pending.push(Pending::Gone(into));
                 return Ok(true);
             }
             Source::Frame(pointer) => Some(pointer),
@@ -156,14 +159,8 @@ impl<T: Table> Files<T> {
             self.shared.lock().push(pointer);
         }
         self.replace(target, into, row, batch)?;
-        self.forget_buffered(txg, target, into);
+        target.pending.push(Pending::Gone(into));
         Ok(true)
-    }
-
-    fn forget_buffered(&self, txg: Txg, target: &mut Editing<'_>, record: u64) {
-        if let Some(buffered) = target.activate().records.remove(&record) {
-            self.let_go(txg, &target.row, &buffered);
-        }
     }
 
     fn source_of(&self, number: u64, record: u64) -> Result<Source> {

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
+use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::log::Change;
 use crate::pointer::Txg;
+use crate::rows::{Inode as Row, OwnerKind};
 
 /// Reads something that a table needs.
 pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError>>;
@@ -74,10 +76,18 @@ impl RowChange {
     }
 }
 
-/// What one operation changes.
+/// What one operation changes, and what follows from it: nothing of that is told to anybody before the table has taken the rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     changes: Vec<RowChange>,
+    /// Frames that no row names any more then.
+    pub(super) dead: Vec<Dead>,
+    /// Frames that were written for its rows: they are nobody's where the table does not take them.
+    pub(super) written: Vec<Dead>,
+    /// By what the use of owners changes, bytes.
+    pub(super) uses: Vec<((OwnerKind, u32), i64)>,
+    /// By what the charge of the file that is changed differs, bytes.
+    pub(super) charged: i64,
 }
 
 impl Batch {
@@ -89,6 +99,12 @@ impl Batch {
     /// The row goes, if it is there.
     pub fn remove(&mut self, key: &[u8]) {
         self.changes.push(RowChange { key: key.to_vec(), row: None });
+    }
+
+    /// A file is charged so much more; its row says so already.
+    pub(super) fn charge(&mut self, row: &Row, bytes: i64) {
+        self.charged = self.charged.saturating_add(bytes);
+        self.uses.extend([(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)].map(|owner| (owner, bytes)));
     }
 
     /// Whether nothing changes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -13,18 +13,44 @@ use crate::error::Damage;
 use crate::frames::NewFrame;
 use crate::rows::{FileType, Inode as Row};
 
+mod cuts;
 mod rot;
 
 #[derive(Clone, Default)]
-struct MapTable(BTreeMap<Vec<u8>, Vec<u8>>);
+struct MapTable(BTreeMap<Vec<u8>, Vec<u8>>, Arc<Watched>);
+
+/// What is known of a table's use.
+#[derive(Default)]
+struct Watched {
+    /// Rows that cannot be read.
+    rotten: Mutex<Vec<Vec<u8>>>,
+    /// Nothing can be changed.
+    refuses: AtomicBool,
+    /// Rows that scans have shown.
+    shown: AtomicU64,
+    /// The most changes of a batch.
+    longest: AtomicUsize,
+    /// The rows after each batch, where somebody wants to know.
+    history: Mutex<Option<Vec<BTreeMap<Vec<u8>, Vec<u8>>>>>,
+}
+
+impl Watched {
+    fn look(&self, key: &[u8]) -> std::result::Result<(), PoolError> {
+        let rotten = self.rotten.lock().iter().any(|row| row == key);
+        if rotten { Err(PoolError::Format(Damage::Checksum)) } else { Ok(()) }
+    }
+}
 
 impl Table for MapTable {
     fn get(&self, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, PoolError> {
+        self.1.look(key)?;
         Ok(self.0.get(key).cloned())
     }
 
     fn scan(&self, range: Range<Vec<u8>>, visit: &mut dyn FnMut(&[u8], &[u8]) -> bool) -> std::result::Result<(), PoolError> {
         for (key, row) in self.0.range(range) {
+            self.1.look(key)?;
+            self.1.shown.fetch_add(1, Ordering::Relaxed);
             if !visit(key, row) {
                 break;
             }
@@ -33,11 +59,18 @@ impl Table for MapTable {
     }
 
     fn change(&mut self, _: Txg, batch: &Batch) -> std::result::Result<(), PoolError> {
+        if self.1.refuses.load(Ordering::Relaxed) {
+            return Err(PoolError::Format(Damage::Checksum));
+        }
+        self.1.longest.fetch_max(batch.changes().len(), Ordering::Relaxed);
         for change in batch.changes() {
             match &change.row {
                 Some(row) => self.0.insert(change.key.clone(), row.clone()),
                 None => self.0.remove(&change.key),
             };
+        }
+        if let Some(history) = &mut *self.1.history.lock() {
+            history.push(self.0.clone());
         }
         Ok(())
     }
@@ -622,8 +655,9 @@ fn compare(files: &MapFiles, model: &Model) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
-    fn random_operations_as_the_model(steps in steps()) {
+    fn random_operations_as_the_model(steps in steps(), record_shift in prop_oneof![Just(9), Just(12)]) {
         let (mut files, frames) = empty();
+        files.storing.write().record_shift = record_shift;
         let mut model = Model::default();
         model.directories.insert(1, BTreeMap::new());
         let mut freed = Vec::new();

@@ -173,6 +173,7 @@ impl<T: Table> Files<T> {
         self.admission.turn(self.dataset, txg, promised, charged);
         let pointer = written?;
         batch.put(&key, Xattr::Frame(pointer).encode());
+        batch.written.push(Dead::of(&pointer, false));
         // The frame is durable with the commit only, and other records may come to depend on this one.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
         Ok(pointer.charged())

@@ -58,6 +58,8 @@ pub mod flags {
     pub const SHARES_RECORDS: u32 = 1 << 18;
     /// Some of its records may have patches: without it nobody has to look for any.
     pub const HAS_PATCHES: u32 = 1 << 19;
+    /// It was cut off, and rows of records behind its end may be there still: they go before it grows.
+    pub const CUT: u32 = 1 << 20;
 }
 
 /// The attributes of an inode.

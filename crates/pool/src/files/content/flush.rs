@@ -63,7 +63,7 @@ impl<T: Table> Files<T> {
             if let Err(error) = self.flush_records(txg, &mut edited, some, &mut batch) {
                 // What was stored before counts; the records that failed are in memory again.
                 edited.put(&mut batch);
-                self.apply(txg, &batch)?;
+                self.apply_flushed(txg, &batch)?;
                 return Err(error);
             }
         }
@@ -72,12 +72,22 @@ impl<T: Table> Files<T> {
             (active.row, active.stored_size, active.changed) = (row, row.size, false);
         }
         edited.put(&mut batch);
-        self.apply(txg, &batch)?;
+        self.apply_flushed(txg, &batch)?;
         if self.dirty.lock().remove(&inode.number()).is_some() {
             self.buffered.shrink(crate::files::inodes::ACTIVE);
         }
         self.finish(inode, edited);
         Ok(())
+    }
+
+    /// Applies what was in memory and is there no more.
+    fn apply_flushed(&self, txg: Txg, batch: &Batch) -> Result<()> {
+        self.apply(txg, batch).inspect_err(|error| {
+            // What was accepted is lost to memory: nobody may go on as if it had been stored. What is in the intent log is done again.
+            if let FileError::Pool(error) = error {
+                self.buffered.fail(error);
+            }
+        })
     }
 
     /// Stores records that were in memory; those that cannot be stored go back there.

@@ -1,16 +1,91 @@
 //! Sizes and holes: what is cut off, zeroed, and found again.
+//!
+//! Invariants:
+//! - The size of a file is cut in one step, and recorded; the rows behind its end go in steps, as many at a time as a commit may wait for. A row that has
+//!   [`CUT`] may have some left, whatever happens in between: they are gone before the file grows over them.
+//! - What an operation makes of records in memory it makes of them when the table has taken its rows ([`Files::settle`]).
 
 use std::sync::Arc;
 
 use super::{SIZE_MOST, SeekTo, Stored, check_regular};
 use crate::files::admission::Admit;
-use crate::files::inodes::Editing;
-use crate::files::{Batch, FileError, Files, Inode, Result, Table};
+use crate::files::inodes::{Editing, Pending};
+use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
+use crate::rows::Inode as Row;
+use crate::rows::inode::flags::CUT;
 use crate::space::Purpose;
 
+/// How many records one step takes out: a step holds the txg open. Few in tests, where it is many steps that matter.
+pub(in crate::files) const STEP: usize = if cfg!(test) { 5 } else { 1024 };
+
+impl Editing<'_> {
+    /// Whether rows may be left between the end of the file and this.
+    pub(in crate::files) fn is_cut_before(&self, end: u64) -> bool {
+        self.row.flags & CUT != 0 && end > self.row.size
+    }
+}
+
 impl<T: Table> Files<T> {
-    /// Changes the size. What is cut off reads as zeros when the file grows again.
+    /// Begins an operation after which the file may end at `end`: what a cut has left there goes first. Not under any lock.
+    pub(in crate::files) fn enter_growing<'a>(
+        &'a self,
+        inode: &'a Arc<Inode>,
+        end: impl Fn(&Row) -> u64,
+    ) -> Result<(Entered<'a>, Editing<'a>)> {
+        loop {
+            let entered = self.enter()?;
+            let edited = self.edit(inode)?;
+            if !edited.is_cut_before(end(&edited.row)) {
+                return Ok((entered, edited));
+            }
+            drop(edited);
+            drop(entered);
+            self.cut_some(inode)?;
+        }
+    }
+
+    /// Takes out what a cut has left behind the end of a file, where it is to grow up to `end`. Not under any lock.
+    pub(in crate::files) fn uncut(&self, inode: &Arc<Inode>, end: u64) -> Result<()> {
+        while self.edit(inode)?.is_cut_before(end) {
+            self.cut_some(inode)?;
+        }
+        Ok(())
+    }
+
+    /// Takes out all that a cut has left; answers the attributes.
+    pub(in crate::files) fn finish_cut(&self, inode: &Arc<Inode>, row: Row) -> Result<Row> {
+        let mut row = row;
+        while row.flags & CUT != 0 {
+            self.cut_some(inode)?;
+            row = self.edit(inode)?.row;
+        }
+        Ok(row)
+    }
+
+    /// One step of it.
+    fn cut_some(&self, inode: &Arc<Inode>) -> Result<()> {
+        let entered = self.enter()?;
+        let mut edited = self.edit(inode)?;
+        if edited.row.flags & CUT == 0 {
+            return Ok(());
+        }
+        let before = edited.row;
+        let mut batch = Batch::default();
+        let dropped = self.drop_rows(&mut edited, &mut batch).and_then(|()| {
+            edited.put(&mut batch);
+            self.apply_recorded(entered.txg(), &batch)
+        });
+        if dropped.is_err()
+            && let Some(active) = edited.active.as_mut()
+        {
+            active.row = before;
+        }
+        self.finish(inode, edited);
+        dropped
+    }
+
+    /// Changes the size. What is cut off reads as zeros when the file grows again. On an error the caller puts back what the edit was.
     pub(in crate::files) fn resize(&self, txg: Txg, edited: &mut Editing<'_>, size: u64, batch: &mut Batch) -> Result<()> {
         if size > SIZE_MOST {
             return Err(FileError::TooLarge);
@@ -19,16 +94,14 @@ impl<T: Table> Files<T> {
         // In memory with the size that it has: what is refused leaves it so.
         edited.activate();
         edited.row.size = size;
-        if size < old
-            && let Err(refused) = self.drop_records(txg, edited, size, batch)
-        {
-            edited.row.size = old;
-            return Err(refused);
+        if size < old {
+            self.drop_records(txg, edited, batch)?;
         }
+        let whole = size.div_ceil(1 << self.shift_of(&edited.row));
         let row = edited.row;
         let active = edited.activate();
         active.row = row;
-        if active.records.is_empty() {
+        if active.records.range(..whole).next().is_none() {
             active.stored_size = size;
         } else {
             active.stored_size = active.stored_size.min(size);
@@ -36,17 +109,19 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    /// Takes everything behind `size` out of memory and out of the table.
-    fn drop_records(&self, txg: Txg, edited: &mut Editing<'_>, size: u64, batch: &mut Batch) -> Result<()> {
-        let shift = self.shift_of(&edited.row);
+    /// Takes everything behind the size out of memory, and as much as one step may out of the table.
+    fn drop_records(&self, txg: Txg, edited: &mut Editing<'_>, batch: &mut Batch) -> Result<()> {
+        let (size, shift) = (edited.row.size, self.shift_of(&edited.row));
         let whole = size.div_ceil(1 << shift);
         let keep = (size & ((1 << shift) - 1)) as usize;
         if keep != 0 {
-            let last = size >> shift;
-            let shorter = match edited.activate().records.get(&last) {
+            let record = size >> shift;
+            let there = edited.activate().records.get(&record);
+            let fresh = there.is_none();
+            let shorter = match there {
                 // Of a record that is not all in memory the parts behind the cut must go as well.
                 Some(record) => record.is_sparse() || record.content.len() > keep,
-                None => self.stored_records(edited.number, last, last)?.iter().any(|(_, stored)| match stored {
+                None => self.stored_records(edited.number, record, record)?.iter().any(|(_, stored)| match stored {
                     Stored::Inline(content) => content.len() > keep,
                     Stored::Frame(pointer) => pointer.logical as usize > keep,
                 }),
@@ -54,21 +129,26 @@ impl<T: Table> Files<T> {
             if shorter {
                 edited.row.record_shift = shift;
                 // Read as far as the file still goes: the rest is cut off by that.
-                let buffer = self.promised_record(txg, edited, last, keep, Admit::Freeing)?;
-                let cut = buffer.content.len().saturating_sub(keep);
-                buffer.content.truncate(keep);
-                // The record of the new size cuts there as well.
-                let part = buffer.unrecorded.take();
-                buffer.unrecorded = part.map(|part| part.start.min(keep)..part.end.min(keep)).filter(|part| !part.is_empty());
-                self.buffered.shrink(cut as u64);
+                self.promised_record(txg, edited, record, keep, Admit::Freeing)?;
+                edited.pending.push(Pending::Cut { record, keep, fresh });
             }
         }
-        // The last record first, which may be refused: nothing is cut then.
-        for buffered in edited.activate().records.split_off(&whole).into_values() {
-            self.let_go(txg, &edited.row, &buffered);
+        let gone: Vec<u64> = edited.activate().records.range(whole..).map(|(record, _)| *record).collect();
+        edited.pending.extend(gone.into_iter().map(Pending::Gone));
+        self.drop_rows(edited, batch)
+    }
+
+    /// Takes rows of records behind the size out of the table: one step of them.
+    fn drop_rows(&self, edited: &mut Editing<'_>, batch: &mut Batch) -> Result<()> {
+        let whole = edited.row.size.div_ceil(1 << self.shift_of(&edited.row));
+        let records = self.stored_numbers(edited.number, whole, u64::MAX - 1, STEP)?;
+        for record in &records {
+            self.replace(edited, *record, None, batch)?;
         }
-        for (record, _) in self.stored_records(edited.number, whole, u64::MAX - 1)? {
-            self.replace(edited, record, None, batch)?;
+        if records.len() < STEP {
+            edited.row.flags &= !CUT;
+        } else {
+            edited.row.flags |= CUT;
         }
         Ok(())
     }
@@ -76,63 +156,91 @@ impl<T: Table> Files<T> {
     /// Makes a range read as zeros; whole records become holes. With `grow` the file ends no earlier than the range.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// As [`Self::write`]; what lies before the place of the error may be zeroed.
     pub fn zero(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool) -> Result<()> {
-        self.with_relief(|| {
-            self.admit_rows(Purpose::Free)?;
-            self.zero_admitted(inode, offset, length, grow)
-        })
+        let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
+        let mut from = offset;
+        loop {
+            let reached = self.with_relief(|| {
+                self.admit_rows(Purpose::Free)?;
+                self.zero_some(inode, from, end, grow)
+            })?;
+            if reached >= end {
+                return Ok(());
+            }
+            from = reached;
+        }
     }
 
-    fn zero_admitted(&self, inode: &Arc<Inode>, offset: u64, length: u64, grow: bool) -> Result<()> {
-        let entered = self.enter()?;
-        let mut edited = self.edit(inode)?;
+    /// One step of it; answers how far it went.
+    fn zero_some(&self, inode: &Arc<Inode>, offset: u64, end: u64, grow: bool) -> Result<u64> {
+        let (entered, mut edited) = self.enter_growing(inode, |row| if grow { end } else { row.size })?;
         check_regular(&edited.row)?;
-        let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
-        let shift = self.shift_of(&edited.row);
-        edited.row.record_shift = shift;
+        let txg = entered.txg();
+        edited.row.record_shift = self.shift_of(&edited.row);
+        // In memory as it is: what is refused leaves it so.
+        edited.activate();
+        let before = edited.row;
         let mut batch = Batch::default();
-        let within = end.min(edited.row.size).saturating_sub(offset);
-        let (first, last) = (offset >> shift, end >> shift);
-        // Only records that hold something are looked at: a range of any length costs what is in it.
-        let mut present: Vec<u64> = self.stored_records(inode.number(), first, last)?.into_iter().map(|(record, _)| record).collect();
-        present.extend(edited.activate().records.range(first..=last).map(|(record, _)| *record));
-        present.sort_unstable();
-        present.dedup();
-        for record in present {
-            let start = record << shift;
-            let (from, to) = (offset.max(start), (offset + within).min(start + (1 << shift)));
-            if from >= to {
-                continue;
+        let reached = match self.zero_edited(txg, &mut edited, (offset, end), &mut batch) {
+            Ok(reached) => reached,
+            Err(error) => {
+                self.take_back(txg, &before, &mut edited);
+                self.finish(inode, edited);
+                return Err(error);
             }
-            let covered = from == start && (to == start + (1 << shift) || to >= edited.row.size);
-            if covered {
-                if let Some(buffered) = edited.activate().records.remove(&record) {
-                    self.let_go(entered.txg(), &edited.row, &buffered);
-                }
-                self.replace(&mut edited, record, None, &mut batch)?;
-                edited.activate().frames_in = entered.txg();
-            } else {
-                let buffer = self.promised_record(entered.txg(), &mut edited, record, 0, Admit::Freeing)?;
-                let end = ((to - start) as usize).min(buffer.content.len());
-                let part = (from - start) as usize..end;
-                if let Some(zeroed) = buffer.content.get_mut(part.clone()) {
-                    zeroed.fill(0);
-                    buffer.changed(part);
-                }
-            }
-        }
+        };
         let now = (self.clock)();
         (edited.row.modified, edited.row.changed) = (now, now);
-        if grow {
+        if grow && reached >= end {
             edited.row.size = edited.row.size.max(end);
         }
         let row = edited.row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
-        self.apply(entered.txg(), &batch)?;
-        self.finish(inode, edited);
-        Ok(())
+        self.apply_and_finish(txg, inode, edited, &batch)?;
+        Ok(reached)
+    }
+
+    fn zero_edited(&self, txg: Txg, edited: &mut Editing<'_>, (offset, end): (u64, u64), batch: &mut Batch) -> Result<u64> {
+        let (size, shift) = (edited.row.size, edited.row.record_shift);
+        let stop = end.min(size);
+        if offset >= stop {
+            return Ok(end);
+        }
+        let (first, last) = (offset >> shift, (stop - 1) >> shift);
+        // Only records that hold something are looked at: a range of any length costs what is in it.
+        let mut present = self.stored_numbers(edited.number, first, last, STEP)?;
+        let (last, reached) = match present.last() {
+            Some(last) if present.len() == STEP => (*last, ((last + 1) << shift).min(end)),
+            _ => (last, end),
+        };
+        let stop = stop.min(reached);
+        present.extend(edited.activate().records.range(first..=last).map(|(record, _)| *record));
+        present.sort_unstable();
+        present.dedup();
+        let mut covered = Vec::new();
+        // First what may be refused most likely.
+        for record in present {
+            let start = record << shift;
+            let (from, to) = (offset.max(start), stop.min(start + (1 << shift)));
+            if from >= to {
+                continue;
+            }
+            if from == start && (to == start + (1 << shift) || to >= size) {
+                covered.push(record);
+                continue;
+            }
+            let fresh = !edited.activate().records.contains_key(&record);
+            self.promised_record(txg, edited, record, 0, Admit::Freeing)?;
+            edited.pending.push(Pending::Zeroed { record, part: (from - start) as usize..(to - start) as usize, fresh });
+        }
+        for record in covered {
+            self.replace(edited, record, None, batch)?;
+            edited.activate().frames_in = txg;
+            edited.pending.push(Pending::Gone(record));
+        }
+        Ok(reached)
     }
 
     /// Where the next content or hole begins, at or behind an offset.
@@ -151,22 +259,30 @@ impl<T: Table> Files<T> {
         }
         let shift = self.shift_of(&row);
         let (first, last) = (offset >> shift, (row.size - 1) >> shift);
-        let mut present: Vec<u64> = self.stored_records(inode.number(), first, last)?.into_iter().map(|(record, _)| record).collect();
-        present.extend(active.iter().flat_map(|active| active.records.range(first..=last)).map(|(record, _)| *record));
-        present.sort_unstable();
-        present.dedup();
-        match to {
-            SeekTo::Data => present.first().map(|record| offset.max(record << shift)).ok_or(FileError::NoData),
-            SeekTo::Hole => {
-                let mut at = first;
-                for record in present {
-                    if record != at {
-                        break;
-                    }
+        let waiting = |from: u64| active.as_ref().and_then(|active| active.records.range(from..).next()).map(|(record, _)| *record);
+        if to == SeekTo::Data {
+            let stored = self.stored_numbers(inode.number(), first, last, 1)?;
+            let next = stored.into_iter().chain(waiting(first).filter(|record| *record <= last)).min();
+            return next.map(|record| offset.max(record << shift)).ok_or(FileError::NoData);
+        }
+        let mut at = first;
+        // As far as there is no gap, and no further.
+        while at <= last {
+            let stored = self.stored_numbers(inode.number(), at, last, STEP)?;
+            let begin = at;
+            for record in stored.into_iter().chain([u64::MAX]) {
+                while at < record && waiting(at) == Some(at) {
                     at += 1;
                 }
-                Ok(if at == first { offset } else { (at << shift).min(row.size) })
+                if record != at {
+                    break;
+                }
+                at += 1;
+            }
+            if at < begin + STEP as u64 {
+                break;
             }
         }
+        Ok(if at == first { offset } else { (at << shift).min(row.size) })
     }
 }

@@ -3,6 +3,23 @@
 use super::*;
 
 #[test]
+fn an_owner_whose_use_cannot_be_read_stops_nobody() {
+    let (files, frames) = empty();
+    let file = make(&files, &files.root(), b"file", FileType::Regular);
+    files.flush(Txg(7)).unwrap();
+    let rotten = files.look_at_table(|table| Arc::clone(&table.1));
+    rotten.rotten.lock().push(keys::owner_use(OwnerKind::User, 10).to_vec());
+    let data = vec![5; 4096 * 3];
+    files.write(&file, Some(0), &data).unwrap();
+    files.flush(Txg(7)).unwrap();
+    assert_eq!(content(&files, &file), data);
+    // It is counted once it can be read again.
+    rotten.rotten.lock().clear();
+    check(&files, &frames, &mut Vec::new());
+    assert!(!files.has_changes());
+}
+
+#[test]
 fn writes_to_a_record_that_rots_are_stored_all_the_same() {
     let (files, frames) = empty();
     files.storing.write().record_shift = 17;
