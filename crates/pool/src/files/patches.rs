@@ -152,6 +152,8 @@ impl<T: Table> Files<T> {
         if end > base || !inside || part.len() * PATCH_SHARE > base {
             return Ok(false);
         }
+        // The flush looks at them, and must not fail by what is damaged: whoever writes here is told now.
+        self.stored_patches(&edited.row, edited.number, piece.record, piece.record)?;
         let promised = worst(base);
         self.admit_content(&edited.row, promised, admit)?;
         self.count_waiting(&edited.row, promised as i64);

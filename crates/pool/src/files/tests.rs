@@ -17,7 +17,9 @@ mod cuts;
 mod rot;
 
 #[derive(Clone, Default)]
-struct MapTable(BTreeMap<Vec<u8>, Vec<u8>>, Arc<Watched>);
+struct MapTable(Rows, Arc<Watched>);
+
+type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What is known of a table's use.
 #[derive(Default)]
@@ -31,7 +33,7 @@ struct Watched {
     /// The most changes of a batch.
     longest: AtomicUsize,
     /// The rows after each batch, where somebody wants to know.
-    history: Mutex<Option<Vec<BTreeMap<Vec<u8>, Vec<u8>>>>>,
+    history: Mutex<Option<Vec<Rows>>>,
 }
 
 impl Watched {

@@ -69,8 +69,7 @@ fn a_cut_that_the_table_refuses_changes_nothing() {
     files.write(&file, Some(1030), b"patch").unwrap();
     data[1030..1035].copy_from_slice(b"patch");
     files.flush(Txg(7)).unwrap();
-    let with_patch = owner(&files);
-    assert!(with_patch.bytes > before.bytes);
+    assert!(owner(&files).bytes > before.bytes);
     let to_another = AttributeChange { uid: Some(77), ..cut(700) };
     for refused in 0..3 {
         let rotten = match refused {
@@ -78,10 +77,13 @@ fn a_cut_that_the_table_refuses_changes_nothing() {
             1 => keys::extent(file.number(), 3).to_vec(),
             _ => Vec::new(),
         };
+        files.write(&file, Some(515), &[refused + 1; 9]).unwrap();
+        data[515..524].fill(refused + 1);
+        let with_patch = owner(&files);
         watched(&files).rotten.lock().push(rotten);
         watched(&files).refuses.store(refused == 2, Ordering::Relaxed);
         assert!(files.set_attributes(&file, &to_another).is_err(), "{refused}");
-        assert!(refused != 2 || files.zero(&file, 100, 1500, false).is_err());
+        assert!(files.zero(&file, 100, 1948, false).is_err(), "{refused}");
         assert!(refused != 2 || files.write(&file, Some(512), &[9; 512]).is_err());
         watched(&files).refuses.store(false, Ordering::Relaxed);
         watched(&files).rotten.lock().clear();

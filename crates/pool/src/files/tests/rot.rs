@@ -20,6 +20,33 @@ fn an_owner_whose_use_cannot_be_read_stops_nobody() {
 }
 
 #[test]
+fn who_writes_where_rows_cannot_be_read_is_told_and_no_commit_fails() {
+    let (files, frames) = empty();
+    let file = make(&files, &files.root(), b"file", FileType::Regular);
+    let mut data = vec![5; 4096 * 3];
+    files.write(&file, Some(0), &data).unwrap();
+    files.flush(Txg(7)).unwrap();
+    for record in 0..3 {
+        files.write(&file, Some(record * 4096), b"patch").unwrap();
+        data[record as usize * 4096..][..5].copy_from_slice(b"patch");
+    }
+    files.flush(Txg(7)).unwrap();
+    let watched = files.look_at_table(|table| Arc::clone(&table.1));
+    for key in [keys::patch(file.number(), 1, 0).to_vec(), keys::extent(file.number(), 1).to_vec()] {
+        watched.rotten.lock().push(key);
+        assert!(files.write(&file, Some(4096 + 9), b"small").is_err());
+        assert!(files.write(&file, Some(4096), &[1; 4096]).is_err());
+        files.write(&file, Some(2 * 4096 + 9), b"elsewhere").unwrap();
+        data[2 * 4096 + 9..][..9].copy_from_slice(b"elsewhere");
+        files.flush(Txg(7)).unwrap();
+        assert_eq!((files.buffered(), files.throttle.held()), (0, 0));
+        watched.rotten.lock().clear();
+        assert_eq!(content(&files, &file), data);
+        check(&files, &frames, &mut Vec::new());
+    }
+}
+
+#[test]
 fn writes_to_a_record_that_rots_are_stored_all_the_same() {
     let (files, frames) = empty();
     files.storing.write().record_shift = 17;
