@@ -178,11 +178,28 @@ fn contents<T: crate::files::Table>(files: &crate::files::Files<T>) -> Tree {
 
 /// Collects everything that a root reaches: frames by their names; one that a row shares by that row and since when as well.
 #[derive(Default)]
-struct Reached(HashMap<(u32, u32, Txg, Vec<u8>), u64>);
+struct Reached(HashMap<Name, u64>);
+
+type Name = (u32, u32, Txg, Vec<u8>);
 
 impl Reached {
     fn note(&mut self, pointer: &Pointer) {
         self.0.insert((pointer.segment, pointer.index, Txg(0), Vec::new()), pointer.charged());
+    }
+
+    /// The same, where rows that share something are those of the file system in which they came to: a clone may do the same at the same moment.
+    fn of(self, id: u64, origins: &HashMap<u64, (u64, Txg)>) -> HashMap<Name, u64> {
+        let one = |((segment, index, since, mut key), charged): (Name, u64)| {
+            if since != Txg(0) {
+                let mut of = id;
+                while let Some((from, _)) = origins.get(&of).filter(|(_, txg)| since <= *txg) {
+                    of = *from;
+                }
+                key.extend(of.to_be_bytes());
+            }
+            ((segment, index, since, key), charged)
+        };
+        self.0.into_iter().map(one).collect()
     }
 
     fn names(&self) -> BTreeMap<(u32, u32), u64> {
@@ -244,7 +261,9 @@ fn check(pool: &Pool, storage: &MapStorage) {
     let mut admin = pool.admin.lock();
     let mut all = Reached::default();
     let mut used = 0;
-    for (id, row) in admin.catalog.datasets().unwrap() {
+    let datasets = admin.catalog.datasets().unwrap();
+    let origins: HashMap<u64, (u64, Txg)> = datasets.iter().filter_map(|(id, row)| Some((*id, row.origin?))).collect();
+    for (id, row) in datasets {
         let mut head = Reached::default();
         row.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut head).unwrap());
         assert_eq!(row.usage.referenced, head.0.values().sum::<u64>(), "referenced by {id}");
@@ -252,12 +271,12 @@ fn check(pool: &Pool, storage: &MapStorage) {
         assert_eq!(row.usage, admin.catalog.deadlists().usage(&history, own).unwrap(), "usage of {id}");
         assert_eq!(row.usage, admin.forest().usage(id).unwrap());
         used += row.usage.dataset + row.usage.snapshots;
-        all.0.extend(head.0);
+        all.0.extend(head.of(id, &origins));
         for (txg, snapshot) in admin.catalog.snapshots(id).unwrap() {
             let mut held = Reached::default();
             snapshot.root.iter().for_each(|root| walk(&context, root, Txg(0), &mut held).unwrap());
             assert_eq!(snapshot.referenced, held.0.values().sum::<u64>(), "referenced by {id} at {txg}");
-            all.0.extend(held.0);
+            all.0.extend(held.of(id, &origins));
         }
     }
     assert_eq!(used, all.0.values().sum::<u64>(), "what all datasets are charged");
@@ -493,6 +512,18 @@ fn run(pool: &mut Pool, storage: &Arc<MapStorage>, model: &mut Model, step: &Ste
             *pool = reopen(storage);
         }
     }
+}
+
+#[test]
+fn a_clone_may_share_the_same_at_the_same_moment() {
+    let storage = Arc::new(MapStorage::default());
+    let mut pool = Pool::create(ground(&storage), "tank").unwrap();
+    let mut model = Model::default();
+    model.live.insert(pool.find("tank").unwrap().unwrap(), Tree::new());
+    for step in [Step::Put(0, 2, 2049), Step::Snapshot(0), Step::Clone(0, 0), Step::Share(1, 2, 3), Step::Share(0, 2, 3)] {
+        run(&mut pool, &storage, &mut model, &step);
+    }
+    check(&pool, &storage);
 }
 
 /// Makes a file that shares what another has; what cannot be shared is copied.
