@@ -3,11 +3,12 @@
 //! Questions go to the branch that is shown; changes first make sure that the file is where it may be changed.
 
 use crate::{
+    branches::Branch,
     locate::PIN,
     marks,
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
-    union::Shared,
+    union::{OWN, Shared},
 };
 use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -88,6 +89,15 @@ impl Shared {
             part.branch.layer.fsyncdir(caller, &part.node, data_only)?;
         }
         Ok(())
+    }
+
+    /// Puts what has come to a directory of a branch on stable storage, where that is wanted. Called before something on another branch goes that it
+    /// stands for: branches may be different file systems, which end their changes in any order.
+    ///
+    /// # Errors
+    /// What the storage says: then the other one has to stay.
+    pub(crate) fn make_durable(&self, branch: &Branch, directory: &Node) -> Result<()> {
+        if self.options.sync { branch.layer.fsyncdir(&OWN, directory, false) } else { Ok(()) }
     }
 
     pub(crate) fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {

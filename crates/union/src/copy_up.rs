@@ -3,13 +3,17 @@
 //! Called before the first change of a file that is on a read-only branch, and by renames that need it higher up. The copy is built in the
 //! work directory of the branch, complete with attributes, made durable as configured, and put in its place by one rename, so that after a
 //! crash there is either no copy or a whole one. Whoever has the file open goes on with the copy. Invariants:
-//! * `copying` of the node is held all the while, so nobody writes to either of the two;
+//! * `copying` of the node is held all the while, and `moving` for writing where the original is on a writable branch, so nobody changes either of the
+//!   two;
+//! * an original on a writable branch goes when the name of the copy, and its place in the hard-link index, are on stable storage;
 //! * the parents are there before; the parent's times are put back after.
 
 use crate::{
     branch::CopyOnOpen,
     branches::Branch,
-    identity, marks,
+    identity,
+    links::links_of,
+    marks,
     node::{Part, Place, UnionNode},
     relocate::{PIECE, Pace},
     union::{OWN, Shared},
@@ -60,9 +64,14 @@ impl Shared {
         }
         let _alone = node.copying.lock();
         for _ in 0..ATTEMPTS {
+            // Who changes attributes on a writable branch holds this alone, and what the copy does not have would be lost with the original.
+            let unchanged = node.top()?.branch.is_writable().then(|| node.moving.write());
             let top = node.top()?;
             if top.branch.is_writable() && top.branch.index() <= most {
                 return Ok(top);
+            }
+            if top.branch.is_writable() && unchanged.is_none() {
+                continue;
             }
             if top.branch.is_writable() && !node.open_files().is_empty() {
                 // The kernel may be writing to the open file directly: it has to stay where it is.
@@ -219,7 +228,8 @@ impl Shared {
         let name = Name::new(&place.name)?;
         let before = layer.getattr(&OWN, &parent.node, None)?;
         self.mark_home(&place.parent, parent)?;
-        if attr.nlink > 1 || self.links.knows(node.id) {
+        let is_linked = attr.nlink > 1 || self.links.knows(node.id);
+        if is_linked {
             let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             // From now on every name shows the copy, even if it gets no name of its own here.
             self.now_on(node, &part);
@@ -233,16 +243,17 @@ impl Shared {
             self.now_on(node, &built.part);
             learnt?;
         }
+        self.listings.forget(place.parent.id);
+        let part = node.top()?;
+        self.tidy_parent(&part, parent, &before);
+        if is_linked {
+            self.make_durable(&built.branch, links_of(&built.branch)?)?;
+        }
+        self.make_durable(&built.branch, &parent.node)?;
         // A move between writable branches leaves nothing behind.
         if !matches!(top.branch.mode().copy_on_open, CopyOnOpen::Files | CopyOnOpen::All) {
             self.remove_hidden(&place.parent.view(), &top.branch, name);
         }
-        let part = node.top()?;
-        self.tidy_parent(&part, parent, &before);
-        if self.options.sync {
-            layer.fsyncdir(&OWN, &parent.node, false)?;
-        }
-        self.listings.forget(place.parent.id);
         Ok(Some(part))
     }
 
@@ -268,6 +279,7 @@ impl Shared {
         if !node.is_gone() && (attr.nlink > 1 || self.links.knows(node.id)) {
             let part = self.links.enter(node.id, &built.branch, built.temporary.name()?, attr.nlink)?;
             self.now_on(node, &part);
+            self.make_durable(&built.branch, links_of(&built.branch)?)?;
             return Ok(part);
         }
         self.now_on(node, &built.part);

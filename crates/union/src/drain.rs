@@ -2,7 +2,8 @@
 //!
 //! Files go where the policy for new files puts them; what the branch hides (whiteouts, opaque directories) is hidden on another branch before;
 //! directories come to be on another branch with their attributes, and go from this one when nothing is left in them. Every step leaves the visible
-//! tree as it was, so that stopping, or a crash, costs nothing. What cannot go is told and stays.
+//! tree as it was, and what stands elsewhere for a mark or a directory is on stable storage before that goes, so that stopping, or a crash, costs
+//! nothing. What cannot go is told and stays.
 
 use crate::{
     branches::Branch,
@@ -401,13 +402,17 @@ impl Shared {
             self.below(&place.parent, name, branch)?
         };
         if let Some(below) = below.as_ref().filter(|below| below.is_directory()) {
-            // Nothing of this name is on a branch in between.
-            let between = branch.index().saturating_add(1)..below.top()?.branch.index();
+            // Nothing of this name is on a branch in between, and perhaps nothing but marks on the next one: what an earlier attempt has left.
+            let next = below.top()?;
+            let between = branch.index().saturating_add(1)..next.branch.index();
             let other = self.branches().iter().find(|other| other.creates() && between.contains(&other.index())).map(Arc::clone);
+            let is_begun = next.branch.creates() && next.redirect == Redirect::None && holds_marks_only(next)?;
+            let other = other.or_else(|| is_begun.then(|| Arc::clone(&next.branch)));
             // Else the part above becomes opaque, once nothing is left in this one.
             let Some(other) = other else { return Ok(()) };
             let target = self.grow(directory, &other)?;
             other.marks().make_opaque(&*other.layer, &target.node)?;
+            self.make_durable(&other, &target.node)?;
         }
         let _names = lock_names(&[&place.parent, directory]);
         if directory.is_gone() || !directory.place().is_some_and(|now| now.is(&place.parent, &place.name)) {
@@ -479,10 +484,16 @@ impl Shared {
             Some(found) if found.is_directory() && below.is_directory() => {
                 let Some(last) = found.parts.last().filter(|last| last.branch.index() < branch.index()) else { return Ok(None) };
                 let home = directory.part_on(&last.branch).ok_or(Errno::ESTALE)?;
-                if last.redirect == Redirect::None && !self.is_opaque(&home, last, name)? {
-                    // It ends there already, so nobody sees a difference.
-                    last.branch.work()?;
-                    last.branch.marks().make_opaque(&*last.branch.layer, &last.node)?;
+                if last.redirect == Redirect::None {
+                    if !self.is_opaque(&home, last, name)? {
+                        // It ends there already, so nobody sees a difference.
+                        last.branch.work()?;
+                        last.branch.marks().make_opaque(&*last.branch.layer, &last.node)?;
+                    }
+                    if last.branch.is_writable() {
+                        // What an earlier attempt has made may not last yet.
+                        self.make_durable(&last.branch, &last.node)?;
+                    }
                 }
                 Ok(None)
             }
@@ -497,7 +508,7 @@ impl Shared {
             self.pass_whiteouts_on(directory, branch)?;
             let Some(part) = directory.part_on(branch) else { return Ok(()) };
             if is_root {
-                return Ok(());
+                return self.sync_elsewhere(&directory.parts(), &part);
             }
             if !holds_marks_only(&part)? {
                 return Err(Errno::ENOTEMPTY);
@@ -599,6 +610,7 @@ impl Shared {
                 let above = above.filter(|above| above.branch.is_writable()).ok_or(Errno::EROFS)?;
                 above.branch.marks().make_opaque(&*above.branch.layer, &above.node)?;
             }
+            self.sync_elsewhere(&parts, part)?;
             let before = part.branch.layer.getattr(&OWN, &home.node, None)?;
             let leftover = self.move_out(&part.branch, &home.node, name)?;
             self.tidy_parent(&home, &home, &before);
@@ -608,6 +620,15 @@ impl Shared {
         };
         self.clear(&[leftover]);
         Ok(true)
+    }
+
+    /// Puts the other parts of a directory on stable storage, with the marks and attributes that stand there for what goes with this one. All of them:
+    /// an earlier attempt may have ended before it came to this.
+    fn sync_elsewhere(&self, parts: &[Part], part: &Part) -> Result<()> {
+        for other in parts.iter().filter(|other| other.branch.slot != part.branch.slot && other.branch.is_writable()) {
+            self.make_durable(&other.branch, &other.node)?;
+        }
+        Ok(())
     }
 
     /// Whether a directory keeps its owner, mode and time without a part.

@@ -3,7 +3,7 @@
 //! A rename happens on one branch, by one rename there. Whatever has to be different before is made so first, each step leaving the visible tree
 //! as it was: files are copied up, directories become whole on the branch (`whole.rs`), parents exist, what comes to lie over hidden names
 //! is opaque, and a whiteout for the old name stands beside it. Then everything is looked at again with all locks held; what does not fit
-//! yet starts over. Marks that the kernel's overlay file system reads stand at the very name: they come with the rename itself where the
+//! yet starts over. What goes from another branch than the one with the new name goes when that name is on stable storage. Marks that the kernel's overlay file system reads stand at the very name: they come with the rename itself where the
 //! storage can do that, and else take the place of the whiteout after it.
 
 use crate::{
@@ -200,9 +200,9 @@ impl Shared {
             uncover(new_home, new.1);
         }
         if let Some((found, replaced)) = target.found().zip(target.node.as_ref()) {
-            let below = found.top()?;
-            if below.branch.index() != branch.index() {
-                self.remove_hidden(&target.view, &below.branch, new.1);
+            let below = &found.top()?.branch;
+            if below.index() != branch.index() && (below.is_writable() || self.links.knows(replaced.id)) {
+                self.remove_replaced(target, below, new_home, new.1);
             }
             self.name_is_gone(new, replaced, found.top()?, found.attr.nlink, branch)?;
         }
@@ -210,9 +210,17 @@ impl Shared {
         Ok(Step::Done(Vec::new()))
     }
 
+    /// Removes from a lower branch what a rename has replaced. Where the new name does not last, the old file stays, hidden by it.
+    fn remove_replaced(&self, target: &Side, below: &Arc<Branch>, new_home: &Part, name: Name<'_>) {
+        match self.make_durable(&new_home.branch, &new_home.node) {
+            Ok(()) => self.remove_hidden(&target.view, below, name),
+            Err(error) => tracing::warn!(branch = below.index(), ?error, "a file that has been replaced stays on a lower branch"),
+        }
+    }
+
     /// Replaces a file of a branch above without moving the new one to there: it gets the name on its own branch as well, which is hidden until the
     /// name above is gone. Nothing is copied, and it does not matter who has the file open. A crash leaves the old file under the name, or the new
-    /// one under both. `None` where that is not enough.
+    /// one under both: each step on one of the two branches is durable before the next one on the other. `None` where that is not enough.
     fn replace_above(&self, caller: &Caller, from: (Spot<'_>, &Side, &Arc<UnionNode>), to: (Spot<'_>, &Side)) -> Result<Option<Step>> {
         let ((old, source, node), (new, target)) = (from, to);
         let (Some(found), Some(replaced)) = (target.found(), &target.node) else { return Ok(None) };
@@ -243,12 +251,15 @@ impl Shared {
             tracing::debug!(branch = index, ?error, "a file is copied up to be renamed");
             return Ok(None);
         }
-        if let Err(error) = above.branch.layer.unlink(caller, &above_home.node, new.1) {
+        let uncovered = self.make_durable(branch, &new_home.node).and_then(|()| above.branch.layer.unlink(caller, &above_home.node, new.1));
+        if let Err(error) = uncovered {
             branch.layer.unlink(&OWN, &new_home.node, new.1)?;
             return Err(error);
         }
-        branch.layer.unlink(&OWN, &home.node, old.1)?;
+        let left = self.make_durable(&above.branch, &above_home.node).and_then(|()| branch.layer.unlink(&OWN, &home.node, old.1));
         self.name_is_gone(new, replaced, above, found.attr.nlink, branch)?;
+        // It has both names then.
+        left?;
         self.moved(node, &top, old, new, (home, new_home))?;
         Ok(Some(Step::Done(Vec::new())))
     }

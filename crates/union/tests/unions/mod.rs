@@ -1,9 +1,10 @@
 //! Unions for tests: over trees in memory and over real directories.
 
 // Each test binary uses what it needs.
-#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 pub mod faulty;
+pub mod recorded;
 
 use nacre_layers::{
     host::{Host, HostOptions},
