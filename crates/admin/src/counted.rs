@@ -1,4 +1,7 @@
 //! A device that counts what is done with it: for `pool iostat`, and for the columns of errors in `pool status`.
+//!
+//! Whoever asks for something does it itself: nothing waits in a queue of ours, so the time of a request is the device's, and how many are under way is
+//! how many threads are in one.
 
 use std::io;
 use std::sync::Arc;
@@ -37,8 +40,68 @@ pub struct Counts {
     pub checksum_errors: u64,
 }
 
+/// What a device can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Reading.
+    Read,
+    /// Writing.
+    Write,
+    /// Making durable.
+    Sync,
+    /// Giving room back.
+    Trim,
+}
+
+impl Request {
+    /// All of them, in the order of [`Spread`].
+    pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Sync, Self::Trim];
+}
+
+/// How many requests there were of each size or time: at place `n` those from 2^n to 2^(n+1) - 1.
+pub type Histogram = Vec<u64>;
+
+/// How requests are spread since the import, and how many are under way; by [`Request::ALL`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spread {
+    /// By the time that they took, nanoseconds: up to 2^37.
+    pub times: [Histogram; 4],
+    /// By their size, bytes: up to 2^27; nothing for making durable.
+    pub sizes: [Histogram; 4],
+    /// How many are under way now.
+    pub active: [u64; 4],
+}
+
+/// So many places histograms of times have: what takes longer counts in the last one.
+const TIMES: usize = 38;
+/// The same of sizes.
+const SIZES: usize = 28;
+
+/// Counters of one kind of request.
+#[derive(Debug)]
+struct Kept {
+    times: [AtomicU64; TIMES],
+    sizes: [AtomicU64; SIZES],
+    active: AtomicU64,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self { times: [const { AtomicU64::new(0) }; TIMES], sizes: [const { AtomicU64::new(0) }; SIZES], active: AtomicU64::new(0) }
+    }
+}
+
+/// Counts at the place of a number.
+fn place(counters: &[AtomicU64], number: u64) {
+    let at = (number.max(1).ilog2() as usize).min(counters.len().saturating_sub(1));
+    if let Some(counter) = counters.get(at) {
+        add(counter, 1);
+    }
+}
+
 #[derive(Debug, Default)]
 struct Counters {
+    spread: [Kept; 4],
     reads: AtomicU64,
     writes: AtomicU64,
     syncs: AtomicU64,
@@ -84,32 +147,63 @@ impl Counted {
     #[must_use]
     pub fn counts(&self) -> Counts {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters {
-            reads,
-            writes,
-            syncs,
-            read_bytes,
-            written_bytes,
-            read_time,
-            write_time,
-            sync_time,
-            read_errors,
-            write_errors,
-            checksum_errors,
-        } = &self.counters;
+        let counters = &self.counters;
         Counts {
-            reads: of(reads),
-            writes: of(writes),
-            syncs: of(syncs),
-            read_bytes: of(read_bytes),
-            written_bytes: of(written_bytes),
-            read_time: of(read_time),
-            write_time: of(write_time),
-            sync_time: of(sync_time),
-            read_errors: of(read_errors),
-            write_errors: of(write_errors),
-            checksum_errors: of(checksum_errors),
+            reads: of(&counters.reads),
+            writes: of(&counters.writes),
+            syncs: of(&counters.syncs),
+            read_bytes: of(&counters.read_bytes),
+            written_bytes: of(&counters.written_bytes),
+            read_time: of(&counters.read_time),
+            write_time: of(&counters.write_time),
+            sync_time: of(&counters.sync_time),
+            read_errors: of(&counters.read_errors),
+            write_errors: of(&counters.write_errors),
+            checksum_errors: of(&counters.checksum_errors),
         }
+    }
+
+    /// How requests were spread so far.
+    #[must_use]
+    pub fn spread(&self) -> Spread {
+        let of = |counters: &[AtomicU64]| counters.iter().map(|counter| counter.load(Ordering::Relaxed)).collect();
+        let [read, write, sync, trim] = &self.counters.spread;
+        let all = [read, write, sync, trim];
+        Spread {
+            times: all.map(|kept| of(&kept.times)),
+            sizes: all.map(|kept| of(&kept.sizes)),
+            active: all.map(|kept| kept.active.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Does something with the device, and notes its time and its size; answers the time, nanoseconds.
+    fn timed<R>(&self, request: Request, length: u64, work: impl FnOnce() -> R) -> (R, u64) {
+        let [read, write, sync, trim] = &self.counters.spread;
+        let kept = match request {
+            Request::Read => read,
+            Request::Write => write,
+            Request::Sync => sync,
+            Request::Trim => trim,
+        };
+        add(&kept.active, 1);
+        let began = Instant::now();
+        let done = work();
+        let time = nanoseconds(began);
+        kept.active.fetch_sub(1, Ordering::Relaxed);
+        place(&kept.times, time);
+        if length > 0 {
+            place(&kept.sizes, length);
+        }
+        (done, time)
+    }
+
+    fn writing(&self, length: u64, work: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        let (written, time) = self
+            .timed(Request::Write, length, || self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, work())));
+        add(&self.counters.writes, 1);
+        add(&self.counters.written_bytes, length);
+        add(&self.counters.write_time, time);
+        written
     }
 
     /// A frame on it was not what was written.
@@ -146,34 +240,36 @@ impl Device for Counted {
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let began = Instant::now();
-        let read = self.device.read_at(buffer, offset);
+        let length = buffer.len() as u64;
+        let (read, time) = self.timed(Request::Read, length, || self.device.read_at(buffer, offset));
         add(&self.counters.reads, 1);
-        add(&self.counters.read_bytes, buffer.len() as u64);
-        add(&self.counters.read_time, nanoseconds(began));
+        add(&self.counters.read_bytes, length);
+        add(&self.counters.read_time, time);
         self.failing(&self.counters.read_errors, read)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let began = Instant::now();
-        let written =
-            self.failing.write(self.device.name(), || self.failing(&self.counters.write_errors, self.device.write_at(bytes, offset)));
-        add(&self.counters.writes, 1);
-        add(&self.counters.written_bytes, bytes.len() as u64);
-        add(&self.counters.write_time, nanoseconds(began));
-        written
+        self.writing(bytes.len() as u64, || self.device.write_at(bytes, offset))
+    }
+
+    fn write_stream(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.writing(bytes.len() as u64, || self.device.write_stream(bytes, offset))
     }
 
     fn sync(&self) -> io::Result<()> {
-        let began = Instant::now();
-        let synced = self.device.sync();
+        let (synced, time) = self.timed(Request::Sync, 0, || self.device.sync());
         add(&self.counters.syncs, 1);
-        add(&self.counters.sync_time, nanoseconds(began));
+        add(&self.counters.sync_time, time);
         self.failing(&self.counters.write_errors, synced).inspect_err(|error| self.failing.failed(self.device.name(), error))
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.failing(&self.counters.write_errors, self.device.discard(offset, length))
+        let (told, _) = self.timed(Request::Trim, length, || self.device.discard(offset, length));
+        self.failing(&self.counters.write_errors, told)
+    }
+
+    fn can_discard(&self) -> bool {
+        self.device.can_discard()
     }
 
     fn expect(&self, offset: u64, length: u64) {

@@ -137,7 +137,8 @@ impl Request {
             | Self::Diff { .. }
             | Self::Owners(_) => false,
             Self::Destroy(what) => !what.dry,
-            Self::Create(_) | Self::Set(_) | Self::Snapshot(_) | Self::RollBack(_) | Self::Promote(_) | Self::Rename(_) => true,
+            Self::Create(new) => !new.dry,
+            Self::Set(_) | Self::Snapshot(_) | Self::RollBack(_) | Self::Promote(_) | Self::Rename(_) => true,
             Self::Bookmark { .. } | Self::Hold(_) => true,
         }
     }

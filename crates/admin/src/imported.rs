@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, Ground, NewDataset, Pace, Pool, Setting};
-use nacre_pool::files::{AttributeChange, Clock};
+use nacre_pool::files::Clock;
 use nacre_pool::label::Root;
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
@@ -18,7 +18,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::counted::Counted;
 use crate::failing::Failing;
-use crate::pool::{Figures, Scrub};
+use crate::pool::{Figures, Scrub, Trim};
+use crate::reading::Reading;
 use crate::refusal::{Kind, Refusal};
 use crate::watch::Watch;
 
@@ -64,6 +65,10 @@ pub struct Imported {
     pub watch: Arc<Watch>,
     /// The verification that runs, or ran.
     pub scrub: Arc<Scrub>,
+    /// What commands read for long.
+    pub(crate) reading: Reading,
+    /// What devices are told of free room.
+    pub trim: Arc<Trim>,
     /// When it was imported, seconds since 1970.
     pub since: u64,
     /// Nothing is written to it.
@@ -90,11 +95,19 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// Not the clock that moves once a tick, which the kernel's own file systems take their times from: `diff` tells by the times of inodes what has changed
+/// since a snapshot, and two changes may lie within one tick.
 fn clock() -> Clock {
     Arc::new(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp { seconds: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nanoseconds: since.subsec_nanos() }
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        // Nanoseconds are below one thousand million.
+        Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
     })
+}
+
+/// Root directories of new file systems belong to whoever owns the pool: an ordinary user must be able to write to them.
+fn owner() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
 fn ground(store: &Arc<Store>, opening: &Opening, logged: bool) -> Ground {
@@ -128,9 +141,8 @@ impl Imported {
         let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now(), twice: true };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
-        let pool = Pool::create(ground(&store, &opening, true), name).map_err(|error| Refusal::pool(doing(), &error))?;
+        let pool = Pool::create_owned(ground(&store, &opening, true), name, owner()).map_err(|error| Refusal::pool(doing(), &error))?;
         let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
-        imported.give_to_owner(imported.pool.root()?)?;
         Figures::of(&imported)?;
         Ok(imported)
     }
@@ -150,6 +162,7 @@ impl Imported {
         }
         let store = Arc::new(store);
         let pool = Pool::open(ground(&store, &opening, !read_only), &durable(&root)?)?;
+        pool.belongs_to(owner());
         let imported = Self::running(Arc::new(pool), store, (devices, failing), read_only, opening)?;
         imported.take_name()?;
         imported.apply_properties()?;
@@ -186,10 +199,25 @@ impl Imported {
             }
         });
         let committer = if read_only { None } else { Some(pool.start_committer(Pace::for_memory(opening.cache))?) };
-        let (scrub, since) = (Arc::new(Scrub::default()), now());
+        let (scrub, trim, since) = (Arc::new(Scrub::default()), Arc::new(Trim::default()), now());
         let name = opening.alias.clone().unwrap_or_else(|| store.identity().name);
         let (committer, last) = (Mutex::new(committer), Mutex::default());
-        Ok(Self { pool, store, devices, failing, watch, scrub, since, read_only, opening, name, last, committer })
+        Ok(Self {
+            pool,
+            store,
+            devices,
+            failing,
+            watch,
+            scrub,
+            reading: Reading::default(),
+            trim,
+            since,
+            read_only,
+            opening,
+            name,
+            last,
+            committer,
+        })
     }
 
     /// What is stored of the pool's properties takes effect.
@@ -265,23 +293,6 @@ impl Imported {
         Ok(())
     }
 
-    /// The root directory of a new file system belongs to whoever owns the pool: an ordinary user must be able to write to it.
-    ///
-    /// # Errors
-    /// Those of the engine.
-    pub fn give_to_owner(&self, id: u64) -> Result<(), Refusal> {
-        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
-        if uid.is_root() {
-            return Ok(());
-        }
-        let dataset = self.pool.dataset(id)?;
-        let (files, change) =
-            (dataset.files(), AttributeChange { uid: Some(uid.as_raw()), gid: Some(gid.as_raw()), ..AttributeChange::default() });
-        let given = files.set_attributes(&files.root(), &change);
-        given.map_err(|error| Refusal::new(Kind::Io, format!("cannot give the new file system to its owner: {error}")))?;
-        Ok(self.pool.sync_names()?)
-    }
-
     /// The label, or this import, has the pool's name; its root dataset follows, also where an import with a new name was cut short or the last one had
     /// a name of its own.
     fn take_name(&self) -> Result<(), Refusal> {
@@ -326,6 +337,7 @@ impl Imported {
     /// Ends the engine's threads with a last commit. Nothing is committed by itself afterwards.
     fn stop(&self) -> Result<(), PoolError> {
         self.scrub.stop_thread();
+        self.trim.stop_thread();
         if let Err(error) = self.keep_damage() {
             // Why the pool accepts nothing any more is told by what follows; damage is found again.
             tracing::debug!(%error, "what is known of damage was not kept");

@@ -23,6 +23,7 @@ pub mod imported;
 pub mod mounts;
 pub mod pool;
 pub mod progress;
+mod reading;
 pub mod refusal;
 pub mod watch;
 

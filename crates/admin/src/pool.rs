@@ -4,7 +4,7 @@
 //!  figures     sizes, devices, counters          scrub    verification in the background
 //!  properties  get, set                          damaged  what is damaged, by the names of files
 //!  devices     what may become part of a pool    check    everything against everything, slowly
-//!  inspect     what is on the devices, as text
+//!  inspect     what is on the devices, as text   trim     giving free room back by hand
 //! ```
 
 pub mod check;
@@ -16,9 +16,11 @@ pub mod properties;
 pub mod scrub;
 #[cfg(test)]
 mod tests;
+pub mod trim;
 
 pub use figures::{DeviceFigures, Figures};
 pub use scrub::{Phase, Scrub, ScrubOrder, ScrubReport};
+pub use trim::{Trim, TrimOrder, TrimReport};
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,6 +73,8 @@ pub enum Request {
         /// Their paths; none: all.
         devices: Vec<PathBuf>,
     },
+    /// Whatever this program knows and the pool has not yet.
+    Upgrade,
     /// Another value for a property.
     Set {
         /// Its name.
@@ -91,8 +95,22 @@ pub enum Request {
     Scrub(ScrubOrder),
     /// Waits for the end of its verification.
     AwaitScrub,
-    /// Forgets errors.
-    Clear,
+    /// Something with giving free room back.
+    Trim {
+        /// Of these devices, by their paths; none: of all.
+        devices: Vec<PathBuf>,
+        /// What.
+        order: TrimOrder,
+    },
+    /// Waits for the end of that.
+    AwaitTrim,
+    /// Waits until what was destroyed is free.
+    AwaitFree,
+    /// Forgets errors; of one device, where it is named.
+    Clear {
+        /// Its path.
+        device: Option<PathBuf>,
+    },
     /// Makes everything durable.
     Sync,
     /// What is on its devices, as notes.
@@ -159,9 +177,11 @@ impl Request {
                 | Self::Destroy { .. }
                 | Self::Add { .. }
                 | Self::Expand { .. }
+                | Self::Upgrade
                 | Self::Set { .. }
-                | Self::Clear
+                | Self::Clear { .. }
                 | Self::Scrub(_)
+                | Self::Trim { .. }
         )
     }
 
@@ -185,6 +205,16 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Destroy { force } => leave(pool, mounts, force, "destroy")?,
         Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
         Request::Expand { devices } => expand(pool, &devices)?,
+        Request::Upgrade => {
+            let upgraded =
+                pool.store.upgrade(crate::imported::now()).map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
+            if upgraded {
+                progress.note(&format!("Enabled the following features on '{name}':"));
+                progress.note(&format!("  {}", figures::TWICE));
+            } else {
+                progress.note(&format!("Pool '{name}' already has all supported features enabled."));
+            }
+        }
         Request::Set { name, value } => properties::set(pool, &name, &value)?,
         Request::History => return history(pool).map(Answer::History),
         Request::Events { follow: false } => return Ok(Answer::Events(pool.watch.events(0))),
@@ -195,9 +225,29 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
             while pool.scrub.wait(LOOK_UP) && progress.note("") {}
             pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot keep what was found in '{name}'"), &error))?;
         }
-        Request::Clear => {
-            pool.watch.clear_damage();
-            pool.devices.read().iter().for_each(|device| device.clear_errors());
+        Request::Trim { devices, order } => pool.trim.order(pool, &devices, order)?,
+        Request::AwaitTrim => {
+            while pool.trim.wait(LOOK_UP) && progress.note("") {}
+            trim::supported(pool)?;
+        }
+        Request::AwaitFree => {
+            while !pool.read_only && pool.pool.is_freeing() && progress.note("") {
+                std::thread::sleep(LOOK_UP);
+            }
+        }
+        Request::Clear { device } => {
+            let meant = |path: &str| device.as_ref().is_none_or(|named| named.as_os_str() == path);
+            let devices = pool.devices.read();
+            if let Some(device) = device.as_ref().filter(|_| !devices.iter().any(|known| meant(known.name()))) {
+                let refusal =
+                    Refusal::new(Kind::NotFound, format!("cannot clear errors for '{}': no such device in pool", device.display()));
+                return Err(refusal.next(format!("nacre pool status {name} lists them")));
+            }
+            if device.is_none() {
+                pool.watch.clear_damage();
+            }
+            devices.iter().filter(|known| meant(known.name())).for_each(|known| known.clear_errors());
+            drop(devices);
             pool.keep_damage().map_err(|error| Refusal::pool(format!("cannot clear errors for '{name}'"), &error))?;
         }
         Request::Sync => {

@@ -8,6 +8,7 @@ pub mod client;
 pub mod command;
 mod dates;
 mod find;
+mod histograms;
 mod importing;
 mod iostat;
 mod known;
@@ -22,6 +23,7 @@ mod snapshot_directory;
 pub mod start;
 mod status;
 mod telling;
+mod upgrade;
 mod wire;
 mod words;
 

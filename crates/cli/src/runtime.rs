@@ -12,7 +12,9 @@ use rustix::{
 use std::{
     ffi::OsString,
     fs,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// The directory for a user's sockets, from the environment. Pure.
@@ -65,6 +67,21 @@ pub fn own() -> Result<PathBuf, Failure> {
     }
     check(&directory, uid)?;
     Ok(directory)
+}
+
+/// So long it takes at most from making a socket to giving it its name.
+const UNREADY: Duration = Duration::from_secs(60);
+
+/// Removes sockets that processes were making when they were killed: such have the name `*.new` for a moment only.
+pub fn tidy(directory: &Path) {
+    for path in children(directory).into_iter().filter(|path| path.extension().is_some_and(|last| last == "new")) {
+        let Ok(there) = fs::symlink_metadata(&path) else { continue };
+        let old = there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY);
+        if old && there.file_type().is_socket() {
+            // Somebody else may have done so.
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// Whether a directory is `uid`'s alone.
@@ -125,6 +142,25 @@ mod tests {
         assert_eq!(outside("         1     100000      65536\n         0 7 1\n"), Some(7));
         assert_eq!(outside("      1000       1000          1\n"), None);
         assert_eq!(outside(""), None);
+    }
+
+    #[test]
+    fn sockets_that_nobody_finished_go() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = |name: &str| scratch.path().join(name);
+        for name in ["old.new", "young.new", "old.sock"] {
+            std::os::unix::net::UnixListener::bind(path(name)).unwrap();
+        }
+        fs::write(path("file.new"), "").unwrap();
+        let long_ago = rustix::fs::Timespec { tv_sec: 1_000_000, tv_nsec: 0 };
+        for name in ["old.new", "old.sock", "file.new"] {
+            let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
+            rustix::fs::utimensat(CWD, path(name), &times, AtFlags::empty()).unwrap();
+        }
+        tidy(scratch.path());
+        let left: Vec<String> =
+            children(scratch.path()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        assert_eq!(left, ["file.new", "old.sock", "young.new"]);
     }
 
     #[test]

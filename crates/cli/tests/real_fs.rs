@@ -307,6 +307,37 @@ fn reclaimed(said: &str) -> String {
 }
 
 #[test]
+fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("dry", &[]);
+    assert_eq!(pool.fs("create -nv -o compression=zstd -o quota=1M %/a"), "would create %/a\n\tcompression=zstd\n\tquota=1M\n");
+    assert_eq!(pool.fs("create -nP -o atime=off %/a"), "create\t%/a\nproperty\tatime\toff\n");
+    assert_eq!(pool.fs("create -n %/a"), "");
+    for (line, why) in [
+        ("create -n %/x/y", "parent does not exist"),
+        ("create -n -o quota=0 %/a", "none"),
+        ("create -n -o reservation=1T %/a", "available space"),
+        ("create -n %", "missing dataset name"),
+    ] {
+        let said = pool.refused(line).1;
+        assert!(said.contains(why), "{line}: {said}");
+    }
+    assert_eq!(pool.fs("create -npv %/x/y"), "would create %/x/y\n");
+    assert_eq!(pool.fs("list -H -r -o name %"), "%\n", "nothing was made");
+    assert_eq!(pool.fs("create -v %/a"), "create %/a\n");
+    let changed = || pool.fs("get -Hp -o value snapshots_changed %/a").trim().to_owned();
+    assert_eq!(changed(), "-");
+    pool.fs("snapshot %/a@1");
+    let first: u64 = changed().parse().unwrap();
+    assert!(first > 1_700_000_000);
+    pool.fs("destroy %/a@1");
+    assert!(changed().parse::<u64>().unwrap() >= first);
+    assert_eq!(pool.fs("get -Hp -o value snapshots_changed %"), "-\n");
+}
+
+#[test]
 fn an_ordinary_user_needs_no_root() {
     if !as_root() {
         return;

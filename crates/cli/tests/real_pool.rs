@@ -408,3 +408,66 @@ fn one_gets_along_as_with_zpool() {
     drop(busy);
     assert!(zpool(&["export", "-f", &name]).status.success());
 }
+
+/// What a file takes on its disk, bytes.
+fn taken(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn room_is_given_back_by_hand_and_requests_are_counted() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let (name, device, at) = yard.create("tr", &["-O", "compression=off"]);
+    let path = device.to_str().unwrap();
+    let content: Vec<u8> = (0..20u32 << 18).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    fs::write(at.join("kept"), &content[..1 << 20]).unwrap();
+    fs::write(at.join("large"), &content).unwrap();
+    yard.pool(&["sync", &name]);
+    let full = taken(&device);
+    fs::remove_file(at.join("large")).unwrap();
+    // Until no state that could be gone back to needs it.
+    for _ in 0..8 {
+        fs::write(at.join("turn"), b"on").unwrap();
+        yard.pool(&["sync", &name]);
+    }
+    yard.pool(&["wait", "-t", "free", &name]);
+    assert!(yard.pool(&["status", "-t", &name]).contains("(untrimmed)"));
+    eventually("room on the disk", || {
+        yard.pool(&["sync", &name]);
+        yard.pool(&["trim", "-w", &name, path]);
+        taken(&device) + (10 << 20) < full
+    });
+    assert!(yard.pool(&["status", "-t", &name]).contains("(100% trimmed, completed at "));
+    assert_eq!(fs::read(at.join("kept")).unwrap(), &content[..1 << 20]);
+    let (_, said) = yard.refused(&["trim", "-c", &name]);
+    assert!(said.contains("there is no active trim"), "{said}");
+    let (code, said) = yard.refused(&["trim", &name, "/nowhere"]);
+    assert!(code == 3 && said.contains("no such device in pool"), "{code} {said}");
+    assert!(yard.pool(&["events", "-H", &name]).contains("trim_finish"));
+    // One that is slow is suspended and ended.
+    yard.pool(&["trim", "-r", "1", &name]);
+    yard.pool(&["trim", "-s", &name]);
+    assert!(yard.pool(&["status", "-t", &name]).contains("suspended"));
+    yard.pool(&["trim", "-c", &name]);
+    yard.pool(&["check", &name]);
+
+    let sum = |shown: String, column: usize| -> u64 {
+        shown.lines().map(|line| line.split('\t').nth(column).unwrap().parse::<u64>().unwrap()).sum()
+    };
+    for (letter, columns) in [("-w", 4), ("-r", 3)] {
+        let shown = yard.pool(&["iostat", letter, "-H", "-p", &name]);
+        assert!(shown.lines().all(|line| line.split('\t').count() == columns + 2), "{shown}");
+        // Something was written, and its device was told of free room.
+        assert!(sum(shown.clone(), 3) > 0 && sum(shown, columns + 1) > 0);
+    }
+    let shown = yard.pool(&["iostat", "-q", "-l", "-H", "-v", &name]);
+    assert!(shown.lines().count() == 2 && shown.lines().all(|line| line.split('\t').count() == 14), "{shown}");
+    yard.pool(&["clear", &name, path]);
+    assert_eq!(yard.refused(&["clear", &name, "/nowhere"]).0, 3);
+    assert_eq!(yard.refused(&["clear", "-F", &name]).0, 2);
+    yard.pool(&["wait", &name]);
+}

@@ -175,7 +175,22 @@ fn quotas_refuse_the_writing_call() {
     let (owned_bytes, refused) = fill(&owned, 3, 60_000);
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!(owned_bytes <= 2 << 20, "{owned_bytes}");
-    for (path, seed, length) in [(inside, 1, accepted), (pool.root().join("home/g"), 2, beside), (owned, 3, owned_bytes)] {
+    // Of whoever has none of his own.
+    pool.nacre(&["fs", "set", "defaultuserquota=3M", "defaultgroupobjquota=1000", &home]);
+    let other = pool.root().join("home/other");
+    File::create(&other).unwrap();
+    chown(&other, Some(12346), None).unwrap();
+    let (other_bytes, refused) = fill(&other, 4, 60_000);
+    assert_eq!(refused, ErrorKind::QuotaExceeded);
+    assert!((2 << 20..3 << 20).contains(&other_bytes), "{other_bytes}");
+    pool.nacre(&["pool", "sync", &pool.name]);
+    let space = pool.nacre(&["fs", "userspace", "-Hnp", "-o", "name,quota", &home]);
+    assert!(space.lines().any(|line| line == "12345\t2097152") && space.lines().any(|line| line == "12346\t3145728"), "{space}");
+    assert_eq!(pool.nacre(&["fs", "get", "-H", "-o", "value,source", "userquota@12347,defaultuserquota", &home]), "3M\tdefault\n3M\tlocal");
+    pool.nacre(&["fs", "set", "defaultuserquota=none", &home]);
+    for (path, seed, length) in
+        [(inside, 1, accepted), (pool.root().join("home/g"), 2, beside), (owned, 3, owned_bytes), (other, 4, other_bytes)]
+    {
         assert_holds(&path, seed, length);
     }
 }

@@ -331,6 +331,16 @@ impl Handler for Door {
         self.dispatch(request, reply).map_err(fusewire::Errno::from)
     }
 
+    fn is_brief(&self, opcode: u32) -> bool {
+        use abi::opcode::{BATCH_FORGET, FLUSH, FORGET, GETATTR, GETXATTR, LISTXATTR, LOOKUP, OPEN, OPENDIR, RELEASE, RELEASEDIR, STATX};
+        // What is found by its number is a pool's: its names and attributes are in memory, or read with no lock held.
+        self.inodes.by_number()
+            && matches!(
+                opcode,
+                GETATTR | LOOKUP | GETXATTR | LISTXATTR | OPEN | RELEASE | FLUSH | FORGET | BATCH_FORGET | STATX | OPENDIR | RELEASEDIR
+            )
+    }
+
     fn forget(&self, nodeid: u64, lookups: u64) {
         self.forget_lookups(nodeid, lookups);
     }

@@ -87,6 +87,14 @@ pub trait Handler: Send + Sync + 'static {
     /// Handles one request. `Err` becomes an error reply, and what `reply` holds is dropped.
     fn handle(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno>;
 
+    /// Whether requests of this kind ([`crate::abi::opcode`]) are answered from memory, with no lock held for longer than a moment. A thread over
+    /// io_uring need not leave SCHED_IDLE for them, to which it may have changed while it waited. Asked with each request; an OPEN that cuts the file off
+    /// is never taken to be brief.
+    fn is_brief(&self, opcode: u32) -> bool {
+        let _ = opcode;
+        false
+    }
+
     /// The kernel gives `lookups` look-ups of a node back (FORGET and BATCH_FORGET).
     fn forget(&self, nodeid: u64, lookups: u64);
 

@@ -467,9 +467,8 @@ impl Layer for Dataset {
     fn unlink(&self, _caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
         let parent = self.placed(parent)?;
         self.not_control(parent, name, Errno::EISDIR)?;
-        let taken = self.numbers.before(parent, name.bytes());
-        parent.changeable()?.unlink(&parent.inode, name.bytes()).map_err(errno)?;
-        self.numbers.after(taken)?;
+        let taken = parent.changeable()?.take(&parent.inode, name.bytes(), false).map_err(errno)?;
+        self.numbers.removed(taken);
         self.done()
     }
 
@@ -479,9 +478,8 @@ impl Layer for Dataset {
         }
         let parent = self.placed(parent)?;
         self.not_control(parent, name, Errno::EPERM)?;
-        let taken = self.numbers.before(parent, name.bytes());
-        parent.changeable()?.remove_directory(&parent.inode, name.bytes()).map_err(errno)?;
-        self.numbers.after(taken)?;
+        let taken = parent.changeable()?.take(&parent.inode, name.bytes(), true).map_err(errno)?;
+        self.numbers.removed(taken);
         self.done()
     }
 

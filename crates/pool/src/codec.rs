@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// As for all here: [`PoolError::Format`] where the input is too short.
     pub fn take(&mut self, length: usize) -> Result<&'a [u8], PoolError> {
-        let (taken, rest) = self.rest.split_at_checked(length).ok_or(SHORT)?;
+        let Some((taken, rest)) = self.rest.split_at_checked(length) else { return Err(SHORT) };
         self.rest = rest;
         Ok(taken)
     }
@@ -47,7 +47,9 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// As [`Self::take`].
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], PoolError> {
-        self.take(N)?.try_into().map_err(|_| SHORT)
+        let Some((taken, rest)) = self.rest.split_first_chunk::<N>() else { return Err(SHORT) };
+        self.rest = rest;
+        Ok(*taken)
     }
 
     /// One byte.
@@ -113,9 +115,16 @@ impl<'a> Reader<'a> {
 }
 
 /// Writes a structure.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Writer {
     bytes: Vec<u8>,
+}
+
+impl Default for Writer {
+    /// Most structures are rows: room for one, so that none grows byte by byte.
+    fn default() -> Self {
+        Self { bytes: Vec::with_capacity(64) }
+    }
 }
 
 impl Writer {

@@ -71,6 +71,11 @@ pub trait Device: Send + Sync {
     /// The system's; a device that cannot discard returns `Ok`.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
 
+    /// Whether it takes what [`Self::discard`] tells, as far as is known: one that cannot shows it when it is told first.
+    fn can_discard(&self) -> bool {
+        true
+    }
+
     /// Tells that a range will be read soon.
     fn expect(&self, offset: u64, length: u64);
 

@@ -39,7 +39,7 @@ pub use administration::{Going, NewDataset};
 pub use check::Seen;
 pub use committer::{Committer, Pace};
 pub use dataset::Dataset;
-pub use look::{Look, SnapshotLook};
+pub use look::{Look, SnapshotLine};
 pub use owners::OwnerUsed;
 pub use properties::{Edit, Setting};
 pub use tree_table::TreeTable;
@@ -59,7 +59,7 @@ use crate::catalog::{Catalog, PoolHead};
 use crate::deadlist::{Dead, ListId};
 use crate::error::PoolError;
 use crate::files::{Clock, Gate, Storing, Throttle};
-use crate::frames::{Frames, NewFrame, Packing, Wanted};
+use crate::frames::{Frames, NewFrame, Packed, Packing, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::properties::{Level, effective::limits};
@@ -184,6 +184,8 @@ pub struct Pool {
     committed: AtomicU64,
     /// Something that was destroyed is being freed still.
     freeing: AtomicBool,
+    /// To whom root directories of new file systems belong.
+    owner: Mutex<(u32, u32)>,
 }
 
 impl fmt::Debug for Pool {
@@ -248,6 +250,14 @@ impl Frames for CachedFrames {
     fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<(), PoolError> {
         self.storage.write_all(frames, written)
     }
+
+    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>, PoolError> {
+        self.storage.pack_all(frames)
+    }
+
+    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer, PoolError> {
+        self.storage.write_packed(frame, packed)
+    }
 }
 
 impl Pool {
@@ -255,10 +265,19 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn create(mut ground: Ground, name: &str) -> Result<Self, PoolError> {
+    pub fn create(ground: Ground, name: &str) -> Result<Self, PoolError> {
+        Self::create_owned(ground, name, (0, 0))
+    }
+
+    /// As [`Self::create`], for a user and a group: root directories belong to them, as after [`Self::belongs_to`].
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn create_owned(mut ground: Ground, name: &str, owner: (u32, u32)) -> Result<Self, PoolError> {
         let open = Txg(1);
         let (area, guid) = (ground.log.take(), ground.guid);
         let pool = Self::over(ground, open, None);
+        pool.belongs_to(owner);
         {
             let mut admin = pool.admin.lock();
             let catalog = &mut admin.catalog;
@@ -273,6 +292,11 @@ impl Pool {
         }
         pool.create_root(name)?;
         Ok(pool)
+    }
+
+    /// Root directories of file systems that are made from now on belong to this user and group.
+    pub fn belongs_to(&self, owner: (u32, u32)) {
+        *self.owner.lock() = owner;
     }
 
     /// A pool as it was at its last commit, with what its log holds of fsyncs after that.
@@ -319,6 +343,7 @@ impl Pool {
             throttle: Arc::default(),
             committed: AtomicU64::new(open.0.saturating_sub(1)),
             freeing: AtomicBool::new(true),
+            owner: Mutex::default(),
         }
     }
 

@@ -11,13 +11,16 @@
 //! - Before a txg is frozen everything active is flushed into the table ([`Files::flush`]), so the frozen tree is the state of one moment.
 
 mod admission;
+mod ahead;
 mod content;
 mod durable;
 mod inodes;
+mod known;
 mod listing;
 mod names;
 mod orphans;
 pub(crate) mod patches;
+mod recent;
 mod sharing;
 mod stopping;
 mod table;
@@ -33,6 +36,7 @@ pub use inodes::{AttributeChange, Inode, TimeChange};
 pub use listing::{Listed, Seen};
 pub use names::{MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
+pub(crate) use patches::is_rotten;
 pub use sharing::Range;
 pub use stopping::Stopped;
 pub use table::{Absent, Batch, RowChange, Table};
@@ -208,9 +212,10 @@ pub struct Files<T> {
     clock: Clock,
     storing: RwLock<Storing>,
     table: RwLock<T>,
+    recent: recent::Recent,
     names: Mutex<()>,
     numbers: Numbers,
-    known: Arc<inodes::Known>,
+    known: Arc<known::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
     throttle: Arc<Throttle>,
     buffered: Share,
@@ -222,6 +227,9 @@ pub struct Files<T> {
     stop: stopping::Stop,
     /// What comes was done before: the log is being replayed.
     replaying: AtomicBool,
+    /// The head cannot be read, so nothing more may change.
+    headless: AtomicBool,
+    ahead: ahead::Ahead,
     freed: Mutex<Vec<Dead>>,
     /// Frames that rows of the open txg have come to share.
     shared: Mutex<Vec<Pointer>>,
@@ -278,20 +286,29 @@ impl fmt::Debug for Ground {
     }
 }
 
+/// Reads what was missing in a table, without its lock. What was committed meanwhile may have taken it away: whether it can be read, whoever looks under
+/// the lock is told.
+fn hint(read: Absent) {
+    if let Err(error) = read() {
+        tracing::debug!(%error, "a part of a table that was to be read ahead is gone");
+    }
+}
+
 /// No way down a tree is longer.
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: a root directory that belongs to 0:0 with mode 755.
+    /// An empty file system in an empty table: a root directory of this user and group, with mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
-    pub fn format(ground: Ground, table: T, seed: u64) -> std::result::Result<Self, PoolError> {
+    pub fn format(ground: Ground, table: T, seed: u64, (uid, gid): (u32, u32)) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
         let head = Head { next: ROOT + 1, root: ROOT, seed, objects: 1 };
         let files = Self::over(ground, table, head);
         let mut batch = Batch::default();
-        let root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
+        let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
+        (root.uid, root.gid) = (uid, gid);
         batch.put(&keys::head(), head.encode());
         batch.put(&keys::inode(ROOT), root.encode());
         files.count_owner(&root, 0, 1);
@@ -320,6 +337,7 @@ impl<T: Table> Files<T> {
             clock,
             storing: RwLock::new(storing),
             table: RwLock::new(table),
+            recent: recent::Recent::default(),
             names: Mutex::new(()),
             numbers: Numbers { seed: head.seed, root: head.root, next: AtomicU64::new(head.next), objects: AtomicU64::new(head.objects) },
             known: Arc::default(),
@@ -331,6 +349,8 @@ impl<T: Table> Files<T> {
             rules: RwLock::default(),
             admission,
             replaying: AtomicBool::new(false),
+            headless: AtomicBool::new(false),
+            ahead: ahead::Ahead::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),
             shared: Mutex::default(),
@@ -365,7 +385,9 @@ impl<T: Table> Files<T> {
 
     /// Runs `look` with the table, for a commit that freezes it or a check that reads it.
     pub fn with_table<R>(&self, look: impl FnOnce(&mut T) -> R) -> R {
-        look(&mut self.table.write())
+        let mut table = self.table.write();
+        self.recent.clear();
+        look(&mut table)
     }
 
     /// Runs `look` with the table, for whoever only reads.
@@ -463,7 +485,7 @@ impl<T: Table> Files<T> {
             let absent = self.table.read().absent(key)?;
             match absent {
                 None => break,
-                Some(read) => read()?,
+                Some(read) => hint(read),
             }
         }
         Ok(())
@@ -472,7 +494,8 @@ impl<T: Table> Files<T> {
     /// The same for the rows of a range, as far as so many leaves reach.
     fn warm_range(&self, range: &std::ops::Range<Vec<u8>>, leaves: usize) -> Result<()> {
         let absent = self.table.read().absent_in(range, leaves)?;
-        Ok(absent.map_or(Ok(()), |read| read())?)
+        absent.into_iter().for_each(hint);
+        Ok(())
     }
 
     /// Applies what an operation changes; what follows from that is told only then.
@@ -506,6 +529,7 @@ impl<T: Table> Files<T> {
         let mut table = self.table.write();
         let before = table.dirty_bytes();
         let changed = table.change(txg, batch);
+        self.recent.follow(batch, changed.is_err());
         let grown = table.dirty_bytes().saturating_sub(before);
         drop(table);
         if grown > 0 {

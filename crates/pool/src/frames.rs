@@ -76,6 +76,14 @@ pub struct NewFrame<'a> {
     pub checksum: ChecksumKind,
 }
 
+/// A frame that was checked and packed, and has everything but a place and a txg.
+#[derive(Debug)]
+pub struct Packed {
+    pub(crate) pointer: Pointer,
+    /// What is stored, where that is not the content.
+    pub(crate) stored: Option<Vec<u8>>,
+}
+
 /// A frame that is read to a given place.
 #[derive(Debug)]
 pub struct Wanted<'a> {
@@ -133,5 +141,24 @@ pub trait Frames: Send + Sync {
             written.push(self.write(frame)?);
             Ok(())
         })
+    }
+
+    /// Packs frames before they are written, by several threads where that pays; takes nothing of the pool, and the frames' txg does not count yet. Empty
+    /// where that cannot be done apart.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>, PoolError> {
+        let _ = frames;
+        Ok(Vec::new())
+    }
+
+    /// As [`Self::write`], with what [`Self::pack_all`] made of a frame of the same content, packing and checksum.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer, PoolError> {
+        let _ = packed;
+        self.write(frame)
     }
 }

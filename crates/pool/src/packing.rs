@@ -107,6 +107,24 @@ mod tests {
             }
         }
 
+        /// What comes next to the target is never touched: damage that is almost right gets far into the decoder.
+        #[test]
+        fn damaged_packed_content_stays_in_its_target(
+            packing in packings(), seed: u8, length in 1usize..40_000, step in 1usize..9, damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in 0usize..4
+        ) {
+            let content: Vec<u8> = (0..length).map(|at| ((at / step) * (at / 97 + 1) % 251) as u8 ^ seed).collect();
+            if let Some((compression, mut packed)) = pack(packing, &content) {
+                for (at, byte) in damage {
+                    let at = at.index(packed.len());
+                    packed[at] = byte;
+                }
+                packed.truncate(packed.len() - cut.min(packed.len() - 1));
+                let mut room = vec![0xa5; content.len() + 128];
+                let _ = unpack(compression, &packed, &mut room[64..content.len() + 64]);
+                prop_assert!(room[..64].iter().chain(&room[content.len() + 64..]).all(|byte| *byte == 0xa5));
+            }
+        }
+
         #[test]
         fn any_bytes_unpack_or_not(stored: Vec<u8>, length in 0usize..10_000, kind in 0u8..3) {
             let mut content = vec![0; length];

@@ -12,6 +12,7 @@
 //!  0x07  orphan      inode                         nothing
 //!  0x08  owner use   user or group, id             OwnerUse: bytes and objects
 //!  0x09  patch       inode, record, number         Patch: pointer and pieces
+//!  0x0a  cut         inode                         nothing
 //! ```
 //!
 //! Invariants: keys sort by kind, then as their numbers do; every decoder takes any bytes and gives a value or an error; what is encoded is decoded

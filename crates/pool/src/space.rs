@@ -537,7 +537,7 @@ mod figures;
 mod limits;
 mod owner;
 
-pub use owner::{OwnerQuota, OwnerShortage};
+pub use owner::{OwnerQuota, OwnerQuotas, OwnerShortage};
 
 #[cfg(test)]
 mod tests;

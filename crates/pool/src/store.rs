@@ -7,9 +7,11 @@
 //! - No lock that others need is held over I/O, compression or checksums. Order of locks: commit, cleaning, stream, table.
 //! - A failed write or sync suspends the store: nothing further is accepted, and the last durable root stays what it is.
 
+mod behind;
 mod cleaning;
 mod commit;
 mod copies;
+mod doubling;
 mod log_area;
 mod open;
 mod scrub;
@@ -21,9 +23,9 @@ mod trim;
 mod watch;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -34,13 +36,15 @@ pub use log_area::LogArea;
 pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
+pub(crate) use streaming::roam;
+pub use trim::Told;
 pub use watch::Damaged;
 
 use crate::checksum;
 use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
-use crate::frames::{Frames, NewFrame, Stream, Wanted};
+use crate::frames::{Frames, NewFrame, Packed, Stream, Wanted};
 use crate::label::{Identity, Place, Root};
 use crate::packing;
 use crate::pointer::{Compression, Pointer, Txg};
@@ -60,18 +64,22 @@ pub struct Store {
     closed: AtomicBool,
     /// Later states are to be given up for the one that was opened, and no label says so yet.
     unconfirmed: AtomicBool,
+    /// Held while a device is told of slots that are taken away from writers meanwhile.
+    trim_turn: Mutex<()>,
     map: RwLock<Map>,
     metadata: Appender,
-    data: Appender,
+    data: Arc<Appender>,
     survivors: Appender,
     metadata_survivors: Appender,
     /// Metadata is written twice.
-    twice: bool,
+    twice: AtomicBool,
+    /// What lies once all the same.
+    half: doubling::Half,
     committed: Mutex<Committed>,
     frees: Mutex<BTreeMap<Txg, Vec<Freed>>>,
     durable: AtomicU64,
     log: Vec<(Place, u32)>,
-    suspended: OnceLock<String>,
+    suspended: Arc<behind::Stopped>,
     /// One writer at a time makes room for all that wait for slots.
     relief: Mutex<()>,
     /// Segments that cannot be cleaned: something in them is damaged.
@@ -85,6 +93,8 @@ pub struct Store {
     watcher: watch::Watcher,
     /// Asks devices ahead of readers.
     ahead: streaming::Ahead,
+    /// Writes content while others go on.
+    behind: behind::Behind,
 }
 
 /// Where segments are and what is alive in them.
@@ -121,6 +131,8 @@ struct Committed {
     full_bytes: u64,
     delta_bytes: u64,
     open_table: Option<u32>,
+    /// The next commit writes a full copy of the table.
+    renew: bool,
 }
 
 /// A frame that is not used any more.
@@ -141,6 +153,8 @@ struct Sums {
     written_survivors: AtomicU64,
     written_table: AtomicU64,
     mended: AtomicU64,
+    /// Writes that failed at one of two places.
+    unwritten: AtomicU64,
     /// What was written twice since the last commit.
     copies: AtomicU64,
 }
@@ -171,38 +185,24 @@ impl Frames for Store {
     }
 
     fn write(&self, frame: &NewFrame<'_>) -> Result<Pointer> {
-        self.put(frame, self.pack(frame)?)
+        self.put(frame, &self.pack(frame)?)
     }
 
     fn write_all(&self, frames: &[NewFrame<'_>], written: &mut Vec<Pointer>) -> Result<()> {
-        let put = |frames: &[NewFrame<'_>], packed: Vec<Result<Packed>>, written: &mut Vec<Pointer>| {
-            frames.iter().zip(packed).try_for_each(|(frame, packed)| {
-                written.push(self.put(frame, packed?)?);
-                Ok(())
-            })
-        };
-        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
-        let threads = if bytes < WORTH_A_THREAD { 1 } else { (bytes / (WORTH_A_THREAD / 2)).min(packers()) };
-        let mut parts = frames.chunks(frames.len().div_ceil(threads).max(1));
-        let Some(first) = parts.next() else { return Ok(()) };
-        std::thread::scope(|scope| {
-            let pack = |part: &[NewFrame<'_>]| part.iter().map(|frame| self.pack(frame)).collect::<Vec<_>>();
-            let pack_beside = move |part| {
-                streaming::roam();
-                pack(part)
-            };
-            let running: Vec<_> = parts.map(|part| (part, scope.spawn(move || pack_beside(part)))).collect();
-            // The first part is written while the others are being packed.
-            let mut outcome = first.iter().try_for_each(|frame| {
-                written.push(self.write(frame)?);
-                Ok(())
-            });
-            for (part, thread) in running {
-                let packed = thread.join().map_err(|_| PoolError::Refused("a thread that packed frames is gone".to_owned()));
-                outcome = outcome.and_then(|()| put(part, packed?, written));
-            }
-            outcome
+        let packed = self.pack_each(frames);
+        frames.iter().zip(packed).try_for_each(|(frame, packed)| {
+            written.push(self.put(frame, &packed?)?);
+            Ok(())
         })
+    }
+
+    fn pack_all(&self, frames: &[NewFrame<'_>]) -> Result<Vec<Packed>> {
+        self.pack_each(frames).into_iter().collect()
+    }
+
+    fn write_packed(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer> {
+        self.usable()?;
+        self.put(frame, packed)
     }
 }
 
@@ -218,13 +218,6 @@ const WORTH_A_THREAD: usize = 512 << 10;
 fn packers() -> usize {
     static PACKERS: OnceLock<usize> = OnceLock::new();
     *PACKERS.get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8))
-}
-
-/// A frame that has everything but a place.
-struct Packed {
-    pointer: Pointer,
-    /// What is stored, where that is not the content.
-    stored: Option<Vec<u8>>,
 }
 
 impl Store {
@@ -290,8 +283,41 @@ impl Store {
         Ok(Packed { pointer, stored })
     }
 
+    /// Packs frames, each by whichever thread is free. Where the first does not pack, the others are not expected to: that is no work for two.
+    fn pack_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Packed>> {
+        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
+        let Some(first) = frames.first().map(|frame| self.pack(frame)) else { return Vec::new() };
+        let threads = (bytes / (WORTH_A_THREAD / 2)).min(packers()).min(frames.len() - 1);
+        let alone = threads < 2 || !first.as_ref().is_ok_and(|packed| packed.stored.is_some());
+        let mut all = Vec::with_capacity(frames.len());
+        all.push((0, first));
+        let next = AtomicUsize::new(1);
+        let work = || {
+            let turn = || Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, frames.get(at)?)));
+            std::iter::from_fn(turn).map(|(at, frame)| (at, self.pack(frame))).collect::<Vec<_>>()
+        };
+        if alone {
+            all.extend(work());
+        } else {
+            std::thread::scope(|scope| {
+                let beside = || {
+                    streaming::roam();
+                    work()
+                };
+                let running: Vec<_> = (1..threads).map(|_| scope.spawn(beside)).collect();
+                all.extend(work());
+                running.into_iter().for_each(|thread| all.extend(thread.join().unwrap_or_default()));
+            });
+        }
+        all.sort_unstable_by_key(|(at, _)| *at);
+        // What a lost thread had taken is missing.
+        let mut found = all.into_iter().peekable();
+        let lost = || PoolError::Refused("a thread that packed frames is gone".to_owned());
+        (0..frames.len()).map(|at| found.next_if(|(of, _)| *of == at).map_or_else(|| Err(lost()), |(_, packed)| packed)).collect()
+    }
+
     /// Gives a packed frame its place.
-    fn put(&self, frame: &NewFrame<'_>, packed: Packed) -> Result<Pointer> {
+    fn put(&self, frame: &NewFrame<'_>, packed: &Packed) -> Result<Pointer> {
         let appender = match frame.stream {
             Stream::Metadata => &self.metadata,
             Stream::Data => &self.data,
@@ -299,15 +325,15 @@ impl Store {
                 return Err(PoolError::Refused("this stream is the store's own".to_owned()));
             }
         };
-        let Packed { pointer, stored } = packed;
-        let stored = stored.as_deref().unwrap_or(frame.content);
+        let pointer = Pointer { birth: frame.birth, ..packed.pointer };
+        let stored = packed.stored.as_deref().unwrap_or(frame.content);
         let header = Header { pointer, owner: frame.owner };
         let charged = pointer.charged();
         self.admit(charged, if frame.stream == Stream::Data { Claim::Accepted } else { Claim::Metadata })?;
         let written = self.append(appender, charged, |state, full| state.append(header, stored, full))?;
         self.sums.allocated.fetch_add(charged, Ordering::Relaxed);
         self.sums.written_frames.fetch_add(charged, Ordering::Relaxed);
-        if self.twice && frame.stream.is_metadata() {
+        if self.is_twice() && frame.stream.is_metadata() {
             self.sums.copies.fetch_add(charged, Ordering::Relaxed);
         }
         Ok(written)
@@ -336,7 +362,7 @@ impl Store {
     /// Why the store has stopped, if it has.
     #[must_use]
     pub fn suspended(&self) -> Option<&str> {
-        self.suspended.get().map(String::as_str)
+        self.suspended.reason().map(String::as_str)
     }
 
     /// The pool's identity, as on the labels.
@@ -366,7 +392,7 @@ impl Store {
 
     /// Nothing is written to a pool that is read-only, closed or has failed.
     fn usable(&self) -> Result<()> {
-        if let Some(reason) = self.suspended.get() {
+        if let Some(reason) = self.suspended.reason() {
             return Err(PoolError::Suspended { durable: self.durable(), reason: reason.clone() });
         }
         if !self.writable || self.closed.load(Ordering::Acquire) {
@@ -377,10 +403,7 @@ impl Store {
 
     /// Stops everything: after a failed write nobody knows what the device holds.
     fn suspend(&self, error: &PoolError) -> PoolError {
-        let reason = self.suspended.get_or_init(|| {
-            tracing::error!(%error, "the pool is suspended");
-            error.to_string()
-        });
+        let reason = self.suspended.stop(error);
         PoolError::Suspended { durable: self.durable(), reason: reason.clone() }
     }
 
@@ -401,14 +424,7 @@ impl Store {
 
     /// Writes, and has the device begin to make it durable where it is much.
     fn write_begun(&self, stream: Stream, place: Place, offset: u64, bytes: &[u8]) -> Result<()> {
-        let (device, at) = (self.device(place.device)?, slots::start(place, self.slot) + offset);
-        let written = match (bytes.len() >= PIECE / 2, stream) {
-            // Trees are read again soon.
-            (true, Stream::Data) => device.write_stream(bytes, at),
-            (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
-            (false, _) => device.write_at(bytes, at),
-        };
-        written.map_err(|error| failed(&*device, "writing", error))
+        behind::write_to(&*self.device(place.device)?, stream, slots::start(place, self.slot) + offset, bytes)
     }
 
     /// The place of the frame's header: which segment holds it, where that lies, the offset in it in bytes.
@@ -419,7 +435,11 @@ impl Store {
         if offset + pointer.charged() > self.slot {
             return Err(PoolError::Frame { pointer: *pointer, damage: Damage::Structure("behind the end of its segment") });
         }
-        Ok(Location { segment: found.segment, stream: found.stream, place: found.place, copy: found.copy, offset })
+        let (place, copy) = match found.copy {
+            Some(copy) if self.half.good(found.segment) == Some(1) => (copy, Some(found.place)),
+            copy => (found.place, copy),
+        };
+        Ok(Location { segment: found.segment, stream: found.stream, place, copy, offset })
     }
 
     fn read_stored(&self, pointer: &Pointer, at: Location, buffer: &mut [u8]) -> Result<()> {
@@ -507,7 +527,7 @@ impl Store {
                 }
             }
             // Whoever is in need takes slots whose devices were not told.
-            if self.give_untrimmed() {
+            if self.give_untrimmed() || self.wait_for_trim() {
                 continue;
             }
             if stream.is_of_moved() {
@@ -529,11 +549,14 @@ impl Store {
 
     fn write_pieces(&self, appender: &Appender, full: Vec<Arc<Piece>>) -> Result<()> {
         let mut outcome = Ok(());
-        for piece in full {
+        let mut waiting = VecDeque::from(full);
+        while let Some(piece) = waiting.pop_front() {
+            if outcome.is_ok() && appender.stream == Stream::Data && piece.bytes.len() == PIECE {
+                outcome = self.write_behind(piece);
+                continue;
+            }
             let written = match &outcome {
-                Ok(()) => {
-                    piece.place.iter().try_for_each(|place| self.write_begun(appender.stream, *place, u64::from(piece.start), &piece.bytes))
-                }
+                Ok(()) => self.write_piece(appender, &piece).map(|more| waiting.extend(more)),
                 Err(_) => Err(PoolError::NoSpace),
             };
             appender.settle(&piece, written.is_ok());

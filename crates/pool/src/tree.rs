@@ -227,6 +227,22 @@ impl Tree {
         self.dirty + self.unsettled.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
+    /// Reads whatever a change of this row will need: after that, and until the next freeze, putting it or removing it fails by no device and no damage.
+    /// The rows stay as they are. A `value` is what will be put; a row that is to be removed is only looked for where it is. Whether there is anything to
+    /// be done.
+    ///
+    /// # Errors
+    /// As [`Self::put`] and [`Self::remove`].
+    pub fn prepare(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8], value: Option<&[u8]>) -> Result<bool, PoolError> {
+        match value {
+            Some(value) => self.settings.check(key, value)?,
+            None if !self.get_with(ctx, key, |value| value.is_some())? => return Ok(false),
+            None => {}
+        }
+        let (mut change, root) = self.change(ctx, txg);
+        root.as_mut().map_or(Ok(()), |root| change.hold(root, None, key)).map(|()| true)
+    }
+
     /// Puts a row, in place of the one with the same key if there is one. The same `txg` or a higher one than in the call before.
     ///
     /// # Errors
@@ -245,9 +261,17 @@ impl Tree {
         if !self.get_with(ctx, key, |value| value.is_some())? {
             return Ok(false);
         }
-        let (mut change, root) = self.change(ctx, txg);
-        change.remove_root(root, key)?;
+        self.remove_present(ctx, txg, key)?;
         Ok(true)
+    }
+
+    /// Removes a row that is known to be there.
+    ///
+    /// # Errors
+    /// Those of reading nodes.
+    pub fn remove_present(&mut self, ctx: &Context<'_>, txg: Txg, key: &[u8]) -> Result<(), PoolError> {
+        let (mut change, root) = self.change(ctx, txg);
+        change.remove_root(root, key)
     }
 
     /// Removes the rows at `from` and before `to` (none: to the end). Leaves that go whole are not read, only named. Returns whether there was a row.

@@ -8,6 +8,7 @@ pub mod btrfs_quota;
 pub mod credentials;
 pub mod descriptors;
 pub mod directory;
+pub mod discard;
 pub mod fanotify;
 pub mod handles;
 pub mod inode;

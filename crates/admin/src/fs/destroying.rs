@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 
-use nacre_pool::engine::Going;
+use nacre_pool::engine::Going as Together;
 use nacre_pool::names::{Name, SelectionError, SnapshotSelection};
 use nacre_pool::{PoolError, Txg};
 use serde::{Deserialize, Serialize};
 
 use super::objects::{Object, Objects, missing};
 use super::{moves, refused};
+use crate::reading::{Going, Read};
 use crate::{Imported, Kind, Mounts, Refusal, What};
 
 /// What is to be destroyed.
@@ -48,10 +49,10 @@ pub(super) struct Doom {
 
 impl Doom {
     /// As the engine takes it.
-    pub fn going(&self, deferred: bool) -> Going {
+    pub fn going(&self, deferred: bool) -> Together {
         let names = |snapshots: &[(Txg, String)]| snapshots.iter().map(|(_, name)| name.clone()).collect();
         let snapshots = self.snapshots.iter().map(|(id, snapshots)| (*id, names(snapshots))).collect();
-        Going { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
+        Together { filesystems: self.filesystems.clone(), snapshots, bookmarks: Vec::new(), deferred }
     }
 }
 
@@ -314,6 +315,23 @@ fn no_holds(objects: &mut Objects<'_>, ids: &[u64]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Nobody may read what goes from here on; who does so already is let finish.
+pub(super) fn going<'a>(pool: &'a Imported, mounts: &dyn Mounts, doom: &Doom, doing: &str) -> Result<Going<'a>, Refusal> {
+    let mut objects = Objects::now(pool, mounts);
+    let mut meant: HashSet<(u64, Txg)> =
+        doom.snapshots.iter().flat_map(|(id, snapshots)| snapshots.iter().map(|(txg, _)| (*id, *txg))).collect();
+    for id in &doom.filesystems {
+        // An origin that waits for its last clone goes with it.
+        meant.extend(objects.known(*id)?.row.origin);
+    }
+    drop(objects);
+    let is_meant = |(id, snapshot): &Read| doom.filesystems.contains(id) || snapshot.is_some_and(|txg| meant.contains(&(*id, txg)));
+    pool.reading.go(is_meant).map_err(|_| {
+        let next = "'nacre fs diff' reads it: wait for that, or end it";
+        Refusal::new(Kind::Busy, format!("{doing}: dataset is busy")).next(next)
+    })
+}
+
 /// Ends the reading of snapshots that go. Whoever reads one, through a mount of its own or through the directory of its file system, keeps it.
 pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> Result<(), Refusal> {
     let of_filesystems = mounts.mounted().into_iter().map(|mounted| mounted.what);
@@ -325,6 +343,7 @@ pub(super) fn leave_snapshots(mounts: &dyn Mounts, doom: &Doom, force: bool) -> 
 
 fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy) -> Result<(), Refusal> {
     let made = moves::unchosen(&mut Objects::now(pool, mounts), &doom.filesystems)?;
+    let _going = going(pool, mounts, doom, &format!("cannot destroy '{}'", what.target))?;
     leave_snapshots(mounts, doom, what.force)?;
     let gone = moves::unmount(mounts, &doom.filesystems, what.force)?;
     if let Err(error) = pool.pool.destroy_together(&doom.going(what.deferred)) {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::objects::{Object, Objects, Place};
 use super::refused;
+use crate::reading::Held;
 use crate::{Imported, Kind, Mounts, Progress, Refusal};
 
 /// One path that has changed.
@@ -83,7 +84,7 @@ type Moment = (u64, Txg);
 
 /// Tells each difference as a note in JSON.
 pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, from: &str, to: Option<&str>, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    let (old, id, later, root) = {
+    let ((old, id, later, root), _held) = pool.reading.hold(|| {
         let mut objects = Objects::now(pool, mounts);
         let old = objects.snapshot("diff", from)?;
         let (id, later) = match to.map(|to| objects.open("diff", to)).transpose()? {
@@ -100,8 +101,8 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, from: &str, to: Option<&
             Place::At(path) => path.into_os_string().into_encoded_bytes(),
             Place::None | Place::Legacy => Vec::new(),
         };
-        (old, id, later, root)
-    };
+        Ok(((old, id, later, root), vec![(old.0, Some(old.1)), (id, later)]))
+    })?;
     match later {
         Some(txg) => tell(pool, from, old, (id, txg), &root, progress),
         None => with_now(pool, mounts, id, from, |now| tell(pool, from, old, (id, now), &root, progress)),
@@ -144,9 +145,21 @@ fn with_now(
     let part = format!("nacre-diff-{}", (pool.opening.entropy)());
     let mark = [(MARK.to_owned(), "on".to_owned())];
     let now = pool.pool.snapshot_with(&[(id, part.clone())], &mark).map_err(|error| refused(&doing, &error))?;
-    let looked = look(now);
+    let looked = hold_now(pool, mounts, (id, now), &doing).and_then(|_held| look(now));
     let gone = pool.pool.destroy_snapshots(id, &[&part], false).map_err(|error| refused(&doing, &error));
     looked.and(gone)
+}
+
+/// Holds the snapshot that was made to be compared; somebody may have destroyed it at once, with all others.
+fn hold_now<'a>(pool: &'a Imported, mounts: &dyn Mounts, now: Moment, doing: &str) -> Result<Held<'a>, Refusal> {
+    let there = || {
+        let there = Objects::now(pool, mounts).look.snapshot_rows(now.0)?.iter().any(|(txg, _)| *txg == now.1);
+        if !there {
+            return Err(Refusal::new(Kind::Busy, format!("{doing}: the snapshot that was made for it was destroyed")));
+        }
+        Ok(((), vec![(now.0, Some(now.1))]))
+    };
+    pool.reading.hold(there).map(|((), held)| held)
 }
 
 fn tell(pool: &Imported, name: &str, old: Moment, new: Moment, root: &[u8], progress: &mut dyn Progress) -> Result<(), Refusal> {

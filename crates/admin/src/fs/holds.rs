@@ -3,6 +3,7 @@
 use nacre_pool::names::Name;
 use serde::{Deserialize, Serialize};
 
+use super::destroying::{Doom, going};
 use super::objects::{Objects, missing};
 use super::refused;
 use crate::{Imported, Kind, Mounts, Refusal};
@@ -86,6 +87,21 @@ pub(super) fn hold(pool: &Imported, mounts: &dyn Mounts, what: &ToHold) -> Resul
     if wanted.is_empty() {
         return Err(Refusal::new(Kind::NotFound, format!("{doing}: no such tag on this dataset")));
     }
+    // What waits for its last hold goes with it.
+    let _going = if what.release {
+        let mut doom = Doom::default();
+        {
+            let objects = Objects::now(pool, mounts);
+            for (id, name) in &wanted {
+                if let Some(txg) = objects.look.snapshot_named(*id, name)? {
+                    doom.snapshots.push((*id, vec![(txg, name.clone())]));
+                }
+            }
+        }
+        Some(going(pool, mounts, &doom, doing)?)
+    } else {
+        None
+    };
     let named: Vec<(u64, &str)> = wanted.iter().map(|(id, name)| (*id, name.as_str())).collect();
     pool.pool.hold_all(&named, &what.tag, !what.release).map_err(|error| refused(doing, &error))
 }

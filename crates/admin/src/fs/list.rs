@@ -115,10 +115,16 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
         Some(names) => Some(names.iter().map(|name| values::property(name)).collect::<Result<Vec<Property>, Refusal>>()?),
         None => None,
     };
-    let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || select(&Objects::now(pool, mounts), listing))?;
+    let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || select(&mut Objects::now(pool, mounts), listing))?;
     let mut objects = Objects::now(pool, mounts);
     let mut listed = Vec::new();
-    for object in select(&objects, listing)? {
+    // Once something has changed, any of those that follow may be gone.
+    let mut changed = false;
+    for object in select(&mut objects, listing)? {
+        changed |= objects.pause();
+        if changed && !objects.is_there(&object)? {
+            continue;
+        }
         let properties = match &properties {
             Some(properties) => properties.clone(),
             None => values::all(&mut objects, &object)?,
@@ -150,11 +156,12 @@ fn identity(objects: &mut Objects<'_>, object: &Object) -> Result<(ObjectType, u
 }
 
 /// The objects that are meant, each once.
-fn select(objects: &Objects<'_>, listing: &Listing) -> Result<Vec<Object>, Refusal> {
+fn select(objects: &mut Objects<'_>, listing: &Listing) -> Result<Vec<Object>, Refusal> {
     let types = on_the_way(objects, listing.types)?;
     let mut found = Vec::new();
     if listing.names.is_empty() {
-        walk(objects, objects.look.root()?, types, listing.depth, &mut found)?;
+        let root = objects.look.root()?;
+        walk(objects, root, types, listing.depth, &mut found)?;
     }
     for name in &listing.names {
         match objects.open("open", name)? {
@@ -181,9 +188,14 @@ fn select(objects: &Objects<'_>, listing: &Listing) -> Result<Vec<Object>, Refus
     Ok(found)
 }
 
-fn walk(objects: &Objects<'_>, id: u64, types: Types, depth: Option<u64>, found: &mut Vec<Object>) -> Result<(), Refusal> {
+fn walk(objects: &mut Objects<'_>, id: u64, types: Types, depth: Option<u64>, found: &mut Vec<Object>) -> Result<(), Refusal> {
     let mut waiting = vec![(id, depth)];
+    let mut changed = false;
     while let Some((id, left)) = waiting.pop() {
+        changed |= objects.pause();
+        if changed && !objects.look.is_there(id, None)? {
+            continue;
+        }
         if types.filesystems {
             found.push(Object::Filesystem(id));
         }

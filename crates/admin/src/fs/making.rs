@@ -21,6 +21,9 @@ pub struct ToCreate {
     pub parents: bool,
     /// It is not mounted.
     pub unmounted: bool,
+    /// Nothing is made: only whether it could be is looked at.
+    #[serde(default)]
+    pub dry: bool,
     /// Its properties, as users write them.
     pub properties: Vec<(String, String)>,
 }
@@ -53,6 +56,9 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
         let content = new.parents && new.from.is_none();
         return if content { Ok(Vec::new()) } else { Err(Refusal::new(Kind::Exists, format!("{doing}: dataset already exists"))) };
     }
+    if new.dry {
+        return judge(pool, mounts, parent, new, &doing);
+    }
     let (parent, mut failed) = parent_of(pool, mounts, parent, new.parents, &doing)?;
     let dataset = NewDataset { parent, name: part.to_owned(), properties: new.properties.clone() };
     let id = match &new.from {
@@ -67,13 +73,26 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
         }
     };
     let id = id.map_err(|error| refused(&doing, &error))?;
-    if new.from.is_none() {
-        pool.give_to_owner(id)?;
-    }
     if !new.unmounted {
         failed.extend(mount_new(pool, mounts, id)?);
     }
     Ok(failed)
+}
+
+/// Whether a file system could be made; those above it that are missing would be made with it.
+fn judge(pool: &Imported, mounts: &dyn Mounts, above: &str, new: &ToCreate, doing: &str) -> Result<Vec<String>, Refusal> {
+    let mut above = above;
+    let parent = loop {
+        let found = pool.pool.find(above)?;
+        match (found, split_parent(above)) {
+            (Some(id), _) => break id,
+            (None, Ok((next, _))) if new.parents => above = next,
+            (None, _) => return parent_of(pool, mounts, above, false, doing).map(|(_, sentences)| sentences),
+        }
+    };
+    let dataset = NewDataset { parent, name: String::new(), properties: new.properties.clone() };
+    pool.pool.would_create(&dataset).map_err(|error| refused(doing, &error))?;
+    Ok(Vec::new())
 }
 
 /// The dataset that a new one lies in; it and those above it are made where they are missing.
@@ -89,7 +108,6 @@ pub(super) fn parent_of(pool: &Imported, mounts: &dyn Mounts, name: &str, make: 
     let (above, mut failed) = parent_of(pool, mounts, above, make, doing)?;
     let new = NewDataset { parent: above, name: part.to_owned(), properties: Vec::new() };
     let id = pool.pool.create_dataset(&new).map_err(|error| refused(doing, &error))?;
-    pool.give_to_owner(id)?;
     failed.extend(mount_new(pool, mounts, id)?);
     Ok((id, failed))
 }

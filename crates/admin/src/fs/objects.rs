@@ -1,14 +1,16 @@
 //! What there is in a pool, as the verbs see it: file systems, snapshots and bookmarks by name, with their stored properties and mount points, in one
 //! consistent moment.
 //!
-//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything of the engine or of the mounts is called.
+//! Invariant: it holds the lock of administration (see [`Look`]), so it is dropped before anything of the engine or of the mounts is called; who looks at
+//! very much pauses ([`Objects::pause`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use nacre_pool::catalog::{DatasetRow, PropertyRow, PropertySource};
-use nacre_pool::engine::{Look, SnapshotLook};
+use nacre_pool::engine::{Look, SnapshotLine};
 use nacre_pool::names::Name;
 use nacre_pool::properties::effective::{Level, effective};
 use nacre_pool::properties::{Effective, Source, dataset_property};
@@ -70,13 +72,20 @@ pub(super) enum Place {
     At(PathBuf),
 }
 
+/// So long others wait at least.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
 /// The pool's content, held still.
 pub(super) struct Objects<'a> {
     pub look: Look<'a>,
     pool: &'a Imported,
     mounted: HashMap<u64, Mounted>,
     known: HashMap<u64, Rc<Known>>,
-    snapshots: HashMap<u64, Rc<Vec<SnapshotLook>>>,
+    lines: HashMap<u64, Rc<SnapshotLine>>,
+    /// When others had their turn last.
+    paused: Instant,
+    /// How long it took since then to read what is kept here of lines of snapshots.
+    reading: Duration,
 }
 
 /// A refusal of a name in ZFS' words.
@@ -90,7 +99,15 @@ impl<'a> Objects<'a> {
     pub fn now(pool: &'a Imported, mounts: &dyn Mounts) -> Self {
         let mounted = mounts.mounted().into_iter().filter(|mounted| mounted.what.snapshot.is_none());
         let mounted = mounted.map(|mounted| (mounted.what.dataset, mounted)).collect();
-        Self { look: pool.pool.look(), pool, mounted, known: HashMap::new(), snapshots: HashMap::new() }
+        Self {
+            look: pool.pool.look(),
+            pool,
+            mounted,
+            known: HashMap::new(),
+            lines: HashMap::new(),
+            paused: Instant::now(),
+            reading: Duration::ZERO,
+        }
     }
 
     /// A file system.
@@ -122,14 +139,43 @@ impl<'a> Objects<'a> {
         })
     }
 
-    /// The snapshots of a file system with their figures, the oldest first.
-    pub fn snapshots(&mut self, id: u64) -> Result<Rc<Vec<SnapshotLook>>, PoolError> {
-        if let Some(found) = self.snapshots.get(&id) {
+    /// The snapshots of a file system.
+    pub fn line(&mut self, id: u64) -> Result<Rc<SnapshotLine>, PoolError> {
+        if let Some(found) = self.lines.get(&id) {
             return Ok(Rc::clone(found));
         }
-        let found = Rc::new(self.look.snapshots(id)?);
-        self.snapshots.insert(id, Rc::clone(&found));
+        let began = Instant::now();
+        let found = Rc::new(self.look.line(id)?);
+        self.reading += began.elapsed();
+        self.lines.insert(id, Rc::clone(&found));
         Ok(found)
+    }
+
+    /// Lets others have their turn from time to time: whoever lists very much calls it between two objects. Answers whether anything has changed
+    /// meanwhile; what was found before may be gone then ([`Self::is_there`]).
+    pub fn pause(&mut self) -> bool {
+        // What is read again after a change must not be most of the work.
+        if self.paused.elapsed() < AT_ONCE.max(self.reading * 4) {
+            return false;
+        }
+        let changed = self.look.pause();
+        if changed {
+            self.known.clear();
+            self.lines.clear();
+        }
+        (self.paused, self.reading) = (Instant::now(), Duration::ZERO);
+        changed
+    }
+
+    /// Whether there is such an object still.
+    pub fn is_there(&self, object: &Object) -> Result<bool, PoolError> {
+        match object {
+            Object::Filesystem(id) => self.look.is_there(*id, None),
+            Object::Snapshot { of, txg } => Ok(self.look.is_there(*of, None)? && self.look.is_there(*of, Some(*txg))?),
+            Object::Bookmark { of, name } => {
+                Ok(self.look.is_there(*of, None)? && self.look.bookmarks(*of)?.iter().any(|(there, _)| there == name))
+            }
+        }
     }
 
     /// A file system by its whole name.

@@ -117,7 +117,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
 /// Makes a clone independent of its origin, which becomes its clone.
 pub(super) fn promote(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<(), Refusal> {
     let doing = format!("cannot promote '{name}'");
-    let id = {
+    let (id, from) = {
         let mut objects = Objects::now(pool, mounts);
         let id = objects.filesystem("open", name)?;
         let Some((from, origin)) = objects.known(id)?.row.origin else {
@@ -130,7 +130,10 @@ pub(super) fn promote(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Resul
                 return Err(refusal.next(format!("rename one of them: nacre fs rename {name}@{} NEWNAME", row.name)));
             }
         }
-        id
+        (id, from)
     };
+    // Snapshots go from one to the other: who reads them would not find them by their old names.
+    let busy = |_| Refusal::new(Kind::Busy, format!("{doing}: dataset is busy")).next("'nacre fs diff' reads it: wait for that, or end it");
+    let _going = pool.reading.go(|(of, _)| *of == id || *of == from).map_err(busy)?;
     pool.pool.promote(id).map_err(|error| refused(&doing, &error))
 }

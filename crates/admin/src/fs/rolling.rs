@@ -52,6 +52,7 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
         return Err(refusal.next(format!("use '-r' to force deletion of the following snapshots and bookmarks:\n{}", names.join("\n"))));
     }
     let (doom, made) = doomed(&mut Objects::now(pool, mounts), &between, what)?;
+    let _going = destroying::going(pool, mounts, &doom, &doing)?;
     // Nothing that the kernel still keeps may come after the files are others. What cannot be unmounted is in use: nothing has changed yet.
     mounts.settle(&[between.id])?;
     destroying::leave_snapshots(mounts, &doom, what.force)?;

@@ -62,6 +62,16 @@ impl Uses {
     }
 }
 
+/// The property by which all owners of a kind have a limit.
+fn of_all(owner: &OwnerProperty) -> &'static str {
+    match (owner.kind, owner.figure) {
+        (OwnerKind::User, OwnerFigure::ObjectQuota) => "defaultuserobjquota",
+        (OwnerKind::User, _) => "defaultuserquota",
+        (OwnerKind::Group, OwnerFigure::ObjectQuota) => "defaultgroupobjquota",
+        (OwnerKind::Group, _) => "defaultgroupquota",
+    }
+}
+
 /// The value of an owner's property.
 pub(super) fn value(
     objects: &mut Objects<'_>,
@@ -76,6 +86,13 @@ pub(super) fn value(
         OwnerFigure::ObjectsUsed => used().objects,
         OwnerFigure::Quota | OwnerFigure::ObjectQuota => {
             let found = objects.with_chain(id, |chain| effective(&Property::Owner(owner.clone()), chain))?;
+            if found.as_ref().is_none_or(|found| found.value == "0") {
+                // Who has none has that of everybody, where there is one.
+                let of_all = objects.effective(id, of_all(owner))?;
+                if of_all.value != "0" && of_all.value != "none" {
+                    return Ok(Some(Effective { source: Source::Default, ..of_all }));
+                }
+            }
             return Ok(found.map(|found| Effective { source: Source::Local, ..found }));
         }
     };

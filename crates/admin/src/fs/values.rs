@@ -134,6 +134,10 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
         "createtxg" => row.created.0.to_string(),
         "guid" => row.guid.to_string(),
         "objsetid" => id.to_string(),
+        "snapshots_changed" => match known.stored.iter().find(|(there, _)| there == name) {
+            Some((_, row)) => row.value.clone(),
+            None => return Ok(None),
+        },
         "mounted" => yes(objects.mounted(id).is_some()),
         "origin" => match row.origin {
             Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
@@ -177,18 +181,17 @@ fn of_snapshot(objects: &mut Objects<'_>, of: u64, txg: Txg, property: &Property
 }
 
 fn snapshot_figure(objects: &mut Objects<'_>, of: u64, txg: Txg, name: &str) -> Result<Option<String>, Refusal> {
-    let snapshots = objects.snapshots(of)?;
-    let Some(snapshot) = snapshots.iter().find(|snapshot| snapshot.txg == txg) else { return Ok(None) };
-    let row = &snapshot.row;
+    let line = objects.line(of)?;
+    let Some((place, row)) = line.find(txg) else { return Ok(None) };
     Ok(Some(match name {
         "type" => "snapshot".to_owned(),
         "creation" => row.created_at.to_string(),
         "createtxg" => txg.0.to_string(),
         "guid" => row.guid.to_string(),
         "objsetid" => of.to_string(),
-        "used" => snapshot.used.to_string(),
+        "used" => objects.look.used_by(&line, place)?.to_string(),
         "referenced" => row.referenced.to_string(),
-        "written" => snapshot.written.to_string(),
+        "written" => objects.look.written_to(&line, place)?.to_string(),
         "logicalreferenced" => row.logical.to_string(),
         "compressratio" | "refcompressratio" => ratio((row.referenced, row.logical)),
         "userrefs" => row.holds.to_string(),

@@ -6,9 +6,13 @@ use nacre_pool::device::Device;
 use nacre_pool::store::Space;
 use serde::{Deserialize, Serialize};
 
-use crate::counted::Counts;
+use super::TrimReport;
+use crate::counted::{Counts, Spread};
 use crate::imported::now;
 use crate::{Imported, Refusal};
+
+/// What the feature is called by which metadata is written twice.
+pub const TWICE: &str = "metadata_twice";
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,15 @@ pub struct Figures {
     /// Room that devices have got since they became part of it, and that is not used.
     #[serde(default)]
     pub expandable: u64,
+    /// Metadata is written twice, or a process does not tell.
+    #[serde(default = "untold")]
+    pub twice: bool,
+    /// The part of it that has no second copy yet.
+    #[serde(default)]
+    pub lies_once: u64,
+    /// Writes of it that failed at one of its two places.
+    #[serde(default)]
+    pub unwritten: u64,
     /// Room in use.
     pub allocated: u64,
     /// Room that is free.
@@ -55,6 +68,10 @@ pub struct Figures {
     pub process: u32,
 }
 
+fn untold() -> bool {
+    true
+}
+
 /// The figures of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFigures {
@@ -70,6 +87,12 @@ pub struct DeviceFigures {
     pub occupied: u64,
     /// What was counted.
     pub counts: Counts,
+    /// How requests are spread.
+    #[serde(default)]
+    pub spread: Spread,
+    /// What it was told of free room by hand.
+    #[serde(default)]
+    pub trim: TrimReport,
 }
 
 impl DeviceFigures {
@@ -102,7 +125,9 @@ impl Figures {
             // The engine answers nobody meanwhile.
             let there = pool.devices.read();
             let devices = last.devices.iter().zip(there.iter());
-            let devices = devices.map(|(figures, device)| DeviceFigures { counts: device.counts(), ..figures.clone() }).collect();
+            let devices = devices
+                .map(|(figures, device)| DeviceFigures { counts: device.counts(), spread: device.spread(), ..figures.clone() })
+                .collect();
             return Ok(Self { health: "SUSPENDED".to_owned(), suspended: Some(why), waits: true, devices, now: now(), ..last.clone() });
         }
         let figures = Self::now(pool)?;
@@ -120,6 +145,9 @@ impl Figures {
             guid: identity.pool,
             size,
             expandable: pool.store.expandable(),
+            twice: pool.store.is_twice(),
+            lies_once: pool.store.lies_once(),
+            unwritten: pool.store.unwritten(),
             allocated,
             free,
             freeing,
@@ -166,6 +194,8 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             allocated,
             occupied,
             counts: device.counts(),
+            spread: device.spread(),
+            trim: pool.trim.report(index),
         });
     }
     figures

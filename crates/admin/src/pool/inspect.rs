@@ -191,7 +191,7 @@ fn shown(key: &Key, value: &[u8]) -> String {
             Xattr::Inline(value) => format!("'{}'", value.escape_ascii()),
         }),
         Key::OwnerUse { .. } => OwnerUse::decode(value).map(|row| format!("{row:?}")),
-        Key::Orphan(_) => Ok(String::new()),
+        Key::Orphan(_) | Key::Cut(_) => Ok(String::new()),
         _ => Ok(value.escape_ascii().to_string()),
     };
     text.unwrap_or_else(|error| format!("damaged ({error}): {}", value.escape_ascii()))

@@ -94,7 +94,7 @@ fn a_scrub_finds_what_has_rotted() {
     let pool = open(&device, Access::ReadWrite, None).unwrap();
     let later = status(&pool);
     assert_eq!((later.scrub, later.damaged, later.names), (ill.scrub, 1, ill.names));
-    ask(&pool, Request::Clear).unwrap();
+    ask(&pool, Request::Clear { device: None }).unwrap();
     assert_eq!(status(&pool).damaged, 0);
 }
 

@@ -17,6 +17,15 @@ pub enum FsOrder {
         /// The request.
         request: Request,
     },
+    /// Make a file system or a clone, and tell it.
+    Create {
+        /// What.
+        what: ToCreate,
+        /// Tell it.
+        verbose: bool,
+        /// For scripts.
+        parsable: bool,
+    },
     /// Destroy, and tell what goes.
     Destroy {
         /// What.
@@ -181,6 +190,9 @@ fn lives() -> [Command; 6] {
             .after_help("Examples:\n  nacre fs create tank/home\n  nacre fs create -p -o mountpoint=/srv/data tank/srv/data")
             .arg(flag('p', "parents", "Make those above it that are missing; be content where it is there"))
             .arg(flag('u', "unmounted", "Do not mount it"))
+            .arg(flag('n', "dry", "Make nothing: only see whether it could be made"))
+            .arg(flag('v', "verbose", "Say what is made, with its properties"))
+            .arg(flag('P', "parsable", "Say it for scripts"))
             .arg(properties())
             .arg(word("FILESYSTEM", "Its name: POOL/NAME")),
         Command::new("destroy")
@@ -385,9 +397,11 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             let from = (verb == "clone").then(|| text(matches, "SNAPSHOT"));
             let name = text(matches, "FILESYSTEM");
             let properties = words::assignments(&texts(matches, "properties"))?;
-            let create = ToCreate { name, from, parents: has("parents"), unmounted: has("unmounted"), properties };
-            words::same_pool(create.from.as_deref(), &create.name)?;
-            ask(&create.name.clone(), Request::Create(create))
+            let told = |name| verb == "create" && has(name);
+            let (parents, unmounted) = (has("parents"), has("unmounted"));
+            let what = ToCreate { name, from, parents, unmounted, dry: told("dry"), properties };
+            words::same_pool(what.from.as_deref(), &what.name)?;
+            FsOrder::Create { what, verbose: told("verbose"), parsable: told("parsable") }
         }
         "destroy" => FsOrder::Destroy {
             what: ToDestroy {

@@ -14,7 +14,9 @@ use crate::{
     },
     run::print,
 };
-use nacre_admin::fs::{Answer, Destroyed, Listed, Listing, MountedAt, Request, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot, ToUnmount};
+use nacre_admin::fs::{
+    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot, ToUnmount,
+};
 use nacre_pool::properties::size::human_bytes;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -55,6 +57,7 @@ pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
     match order {
         FsOrder::Show(show) => return self::show(&show),
         FsOrder::Ask { pool, request } => return Ok(incomplete(&done(ask(&pool, command, request)?))),
+        FsOrder::Create { what, verbose, parsable } => return create(what, verbose, parsable, command),
         FsOrder::Destroy { what, verbose, parsable } => destroy(what, verbose, parsable, command)?,
         FsOrder::Set(what) => return set(what, command),
         FsOrder::Snapshot(what) => snapshot(what, command)?,
@@ -212,6 +215,25 @@ fn all_mounted() -> Result<Vec<MountedAt>, Failure> {
         }
     }
     Ok(all)
+}
+
+fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Result<ExitCode, Failure> {
+    let mut text = match (parsable, verbose, what.dry) {
+        (true, ..) => format!("create\t{}\n", what.name),
+        (_, true, true) => format!("would create {}\n", what.name),
+        (_, true, false) => format!("create {}\n", what.name),
+        _ => String::new(),
+    };
+    for (name, value) in &what.properties {
+        match (parsable, verbose) {
+            (true, _) => text.push_str(&format!("property\t{name}\t{value}\n")),
+            (_, true) => text.push_str(&format!("\t{name}={value}\n")),
+            _ => {}
+        }
+    }
+    let sentences = done(ask(words::pool(&what.name), command, Request::Create(what.clone()))?);
+    print(&text)?;
+    Ok(incomplete(&sentences))
 }
 
 fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Result<(), Failure> {

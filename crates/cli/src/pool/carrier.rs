@@ -77,8 +77,8 @@ impl Carrier {
         Ok(Carrier { mount, family, root })
     }
 
-    /// Shows one more file system, on the directory with this number.
-    pub fn put_in(&self, layer: &Arc<Dataset>, on: u64, options: &MountOptions) -> Result<(), Refusal> {
+    /// Shows one more file system, on the directory with this number, which was at this place a moment ago.
+    pub fn put_in(&self, layer: &Arc<Dataset>, (at, on): (&Path, u64), options: &MountOptions) -> Result<(), Refusal> {
         let refused = |kind, why: &str| Refusal::new(kind, format!("cannot mount '{}': {why}", options.source));
         let Some(family) = &self.family else { return Err(refused(Kind::Io, "nothing can be mounted there")) };
         family.graft(Arc::clone(layer), on, rules(options)).map_err(|error| match error {
@@ -89,6 +89,14 @@ impl Carrier {
             other => refused(Kind::Io, &other.to_string()),
         })?;
         self.told();
+        // Its users may have renamed the directory meanwhile: what is listed there would be elsewhere.
+        let seen = rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO).map(|stat| stat.stx_ino).ok();
+        // The number of the directory itself: the kernel has not looked again yet.
+        if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
+            family.take_out(layer.number());
+            self.told();
+            return Err(refused(Kind::Busy, "the mountpoint was moved meanwhile").next("mount it again"));
+        }
         Ok(())
     }
 

@@ -20,6 +20,7 @@ pub fn command() -> Command {
         events(),
         iostat(),
         scrub(),
+        trim(),
         wait(),
         sync(),
         clear(),
@@ -27,7 +28,7 @@ pub fn command() -> Command {
         labelclear(),
         inspect(),
         check(),
-        Command::new("upgrade").about("Show the version of the format").arg(flag('v', "list", "All versions")),
+        upgrade(),
         Command::new("version").about("Show the version of the program"),
     ];
     let unserved = UNSERVED.iter().map(|(verb, _)| {
@@ -46,7 +47,7 @@ pub fn command() -> Command {
 }
 
 /// Verbs of `zpool` that need what pools of this version do not have.
-pub const UNSERVED: [(&str, &str); 15] = [
+pub const UNSERVED: [(&str, &str); 14] = [
     ("attach", REDUNDANCY),
     ("detach", REDUNDANCY),
     ("replace", REDUNDANCY),
@@ -56,7 +57,6 @@ pub const UNSERVED: [(&str, &str); 15] = [
     ("remove", "a device cannot be taken out of a pool"),
     ("checkpoint", "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further"),
     ("initialize", "devices need no initialisation"),
-    ("trim", "free room is given back by itself: nacre pool set autotrim=on POOL"),
     ("reguid", "a pool keeps its number"),
     ("reopen", "devices stay open"),
     ("ddtprune", "there is no deduplication"),
@@ -164,9 +164,10 @@ fn status() -> Command {
         .after_help("Examples:\n  nacre pool status\n  nacre pool status -x\n  nacre pool status -v tank\n  nacre pool status --json tank")
         .arg(flag('v', "verbose", "Damaged files by name"))
         .arg(flag('x', "ill", "Only pools with something wrong"))
+        .arg(flag('t', "trim", "Also what devices were told of free room"))
         .arg(Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON"))
         .arg(time())
-        .args(without_effect("gLPDist"))
+        .args(without_effect("gLPDis"))
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
 }
 
@@ -254,9 +255,12 @@ fn events() -> Command {
 fn iostat() -> Command {
     form(Command::new("iostat"))
         .about("Show what pools and devices read and write")
-        .after_help("Examples:\n  nacre pool iostat\n  nacre pool iostat -v tank 5\n  nacre pool iostat -l tank 1 10\n\nThe first table is the average since the import (-y leaves it out), each further one that of the interval.")
+        .after_help("Examples:\n  nacre pool iostat\n  nacre pool iostat -v tank 5\n  nacre pool iostat -l tank 1 10\n  nacre pool iostat -w tank\n\nThe first table is the average since the import (-y leaves it out), each further one that of the interval.")
         .arg(flag('v', "verbose", "Also each device"))
         .arg(flag('l', "latency", "Also how long requests take"))
+        .arg(flag('q', "queue", "Also how many requests are under way"))
+        .arg(flag('w', "times", "How many requests took how long, by powers of two").conflicts_with_all(["latency", "queue"]))
+        .arg(flag('r', "sizes", "How many requests had which size, by powers of two").conflicts_with_all(["latency", "queue", "times"]))
         .arg(time())
         .args(without_effect("gLPy"))
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
@@ -274,11 +278,27 @@ fn scrub() -> Command {
         .arg(pools("Which").required(true))
 }
 
+fn trim() -> Command {
+    Command::new("trim")
+        .about("Tell block devices which sectors hold nothing, and make holes in files there; in the background")
+        .after_help("Examples:\n  nacre pool trim tank\n  nacre pool trim -w -r 200M tank /dev/sdc\n  nacre pool trim -s tank\n  nacre pool trim -c tank\n\n`nacre pool status -t` shows how far it is. `nacre pool set autotrim=on POOL` does it by itself with what becomes free.")
+        .arg(flag('c', "cancel", "End it").conflicts_with_all(["suspend", "wait", "rate"]))
+        .arg(flag('s', "suspend", "Suspend it; without a letter it goes on").conflicts_with_all(["wait", "rate"]))
+        .arg(flag('w', "wait", "Wait for its end"))
+        .arg(option('r', "rate", "SIZE", "At most so many bytes a second"))
+        .arg(one_pool())
+        .arg(commands::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
+}
+
 fn wait() -> Command {
     Command::new("wait")
-        .about("Wait for the end of a verification")
-        .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub tank")
-        .arg(option('t', "activity", "ACTIVITY,...", "For what: scrub").value_delimiter(','))
+        .about("Wait for the end of what a pool does by itself")
+        .after_help("Examples:\n  nacre pool wait tank\n  nacre pool wait -t scrub,trim tank")
+        .arg(
+            option('t', "activity", "ACTIVITY,...", "For what: scrub, trim, free [default: all]")
+                .value_delimiter(',')
+                .action(ArgAction::Append),
+        )
         .arg(one_pool())
 }
 
@@ -289,12 +309,23 @@ fn sync() -> Command {
         .arg(pools("Which [default: all]"))
 }
 
+fn upgrade() -> Command {
+    Command::new("upgrade")
+        .about("Enable what this program knows and pools do not have yet, or show which that are")
+        .after_help("Examples:\n  nacre pool upgrade\n  nacre pool upgrade -v\n  nacre pool upgrade tank\n  nacre pool upgrade -a")
+        .arg(flag('v', "list", "Show all versions and features that this program knows"))
+        .arg(flag('a', "all", "All pools").conflicts_with("POOL"))
+        .arg(pools("Which [default: show those that lack something]"))
+}
+
 fn clear() -> Command {
     Command::new("clear")
         .about("Forget the errors that were counted, and the damage that was found")
-        .after_help("Examples:\n  nacre pool clear tank")
+        .after_help("Examples:\n  nacre pool clear tank\n  nacre pool clear tank /dev/sdc")
+        .arg(flag('F', "rewind", "").hide(true))
+        .arg(flag('n', "-n", "").hide(true))
         .arg(one_pool())
-        .arg(Arg::new("DEVICE").hide(true))
+        .arg(commands::path("DEVICE", "Only what was counted of this one").required(false))
 }
 
 fn online() -> Command {

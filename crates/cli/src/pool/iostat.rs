@@ -1,6 +1,9 @@
 //! `nacre pool iostat`: what pools and devices read and write, from two looks at their counters. Pure.
 
-use super::{list::bytes, order::Form};
+use super::{
+    list::bytes,
+    order::{Form, Shown},
+};
 use crate::columns;
 use nacre_admin::{counted::Counts, pool::Figures};
 use nacre_pool::properties::size::human;
@@ -13,6 +16,8 @@ struct Row {
     free: u64,
     now: Counts,
     before: Counts,
+    /// How many requests are under way, by their kind.
+    active: [u64; 4],
     seconds: f64,
 }
 
@@ -44,7 +49,7 @@ impl Row {
         time(&self.now).saturating_sub(time(&self.before)).checked_div(number)
     }
 
-    fn cells(&self, latency: bool, form: Form) -> Vec<String> {
+    fn cells(&self, shown: Shown, form: Form) -> Vec<String> {
         let count = |number: u64| if form.exact { number.to_string() } else { human(number) };
         let mut cells = vec![
             self.name.clone(),
@@ -55,7 +60,10 @@ impl Row {
             bytes(self.rate(|counts| counts.read_bytes), form.exact),
             bytes(self.rate(|counts| counts.written_bytes), form.exact),
         ];
-        if latency {
+        if shown.queue {
+            cells.extend(self.active.map(&count));
+        }
+        if shown.latency {
             let times = [
                 self.time(|counts| counts.read_time, |counts| counts.reads),
                 self.time(|counts| counts.write_time, |counts| counts.writes),
@@ -79,12 +87,17 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
             before.iter().find(|earlier| earlier.guid == pool.guid && earlier.since == pool.since && earlier.process == pool.process);
         let seconds = pool.now.saturating_sub(earlier.map_or(pool.since, |earlier| earlier.now)).max(1) as f64;
         let before = earlier.map(sum).unwrap_or_default();
-        rows.push(Row { name: pool.name.clone(), allocated: pool.allocated, free: pool.free, now: sum(pool), before, seconds });
+        let mut active = [0; 4];
+        for device in &pool.devices {
+            active.iter_mut().zip(device.spread.active).for_each(|(sum, active)| *sum += active);
+        }
+        rows.push(Row { name: pool.name.clone(), allocated: pool.allocated, free: pool.free, now: sum(pool), before, active, seconds });
         if verbose {
             for (index, device) in pool.devices.iter().enumerate() {
                 let before = earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| device.counts).unwrap_or_default();
                 let name = format!("  {}", device.path);
-                rows.push(Row { name, allocated: device.allocated, free: device.free(), now: device.counts, before, seconds });
+                let (active, free) = (device.spread.active, device.free());
+                rows.push(Row { name, allocated: device.allocated, free, now: device.counts, before, active, seconds });
             }
         }
     }
@@ -92,7 +105,7 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
 }
 
 /// The table. `seconds`: the time between the two looks, where it is known better than to the second.
-pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose: bool, latency: bool, form: Form) -> String {
+pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose: bool, shown: Shown, form: Form) -> String {
     let mut rows = rows(now, before, verbose);
     if let Some(seconds) = seconds {
         rows.iter_mut().for_each(|row| row.seconds = seconds);
@@ -100,7 +113,7 @@ pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose:
     if form.json {
         return json(&rows);
     }
-    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(latency, form)).collect();
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells(shown, form)).collect();
     if form.scripted {
         return columns::scripted(
             &cells
@@ -115,8 +128,9 @@ pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose:
         );
     }
     let width = cells.iter().filter_map(|row| row.first()).map(|name| name.chars().count()).max().unwrap_or(0).max(10);
-    let mut text =
-        format!("{:<width$}    capacity     operations     bandwidth  {}\n", "", if latency { "       wait for      " } else { "" });
+    let queue = if shown.queue { "        under way          " } else { "" };
+    let wait = if shown.latency { "       wait for      " } else { "" };
+    let mut text = format!("{:<width$}    capacity     operations     bandwidth  {queue}{wait}\n", "");
     let line = |cells: &[String]| {
         let mut line = String::new();
         for (place, cell) in cells.iter().enumerate() {
@@ -126,9 +140,15 @@ pub fn table(now: &[Figures], before: &[Figures], seconds: Option<f64>, verbose:
         line + "\n"
     };
     text = text.trim_end().to_owned() + "\n";
-    let headings = ["pool", "alloc", "free", "read", "write", "read", "write", "read", "write", "sync"];
-    let shown = if latency { headings.len() } else { headings.len() - 3 };
-    text.push_str(&line(&headings.iter().take(shown).map(|heading| (*heading).to_owned()).collect::<Vec<_>>()));
+    let mut headings = vec!["pool", "alloc", "free", "read", "write", "read", "write"];
+    if shown.queue {
+        headings.extend(["read", "write", "sync", "trim"]);
+    }
+    if shown.latency {
+        headings.extend(["read", "write", "sync"]);
+    }
+    let shown = headings.len();
+    text.push_str(&line(&headings.iter().map(|heading| (*heading).to_owned()).collect::<Vec<_>>()));
     let rule: Vec<String> = (0..shown).map(|place| "-".repeat(if place == 0 { width } else { 5 })).collect();
     text.push_str(&line(&rule));
     cells.iter().for_each(|row| text.push_str(&line(row)));
@@ -147,6 +167,7 @@ fn json(rows: &[Row]) -> String {
             "read_ns": row.time(|counts| counts.read_time, |counts| counts.reads),
             "write_ns": row.time(|counts| counts.write_time, |counts| counts.writes),
             "sync_ns": row.time(|counts| counts.sync_time, |counts| counts.syncs),
+            "active": { "read": row.active[0], "write": row.active[1], "sync": row.active[2], "trim": row.active[3] },
         })
     };
     json!({ "output_version": super::list::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string() + "\n"
@@ -166,12 +187,12 @@ mod tests {
     #[test]
     fn rates_are_differences() {
         let form = Form { scripted: true, exact: true, json: false };
-        let first = table(&[figures(100, 110)], &[], None, false, false, form);
+        let first = table(&[figures(100, 110)], &[], None, false, Shown::default(), form);
         assert_eq!(first, "tank\t0\t0\t10\t0\t40960\t0\n");
-        let next = table(&[figures(300, 112)], &[figures(100, 110)], Some(2.0), true, true, form);
+        let next = table(&[figures(300, 112)], &[figures(100, 110)], Some(2.0), true, Shown { latency: true, ..Shown::default() }, form);
         assert_eq!(next, "tank\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n/a\t0\t0\t100\t0\t409600\t0\t2000\t-\t-\n");
         assert!(
-            table(&[figures(0, 100)], &[], None, false, false, Form::default())
+            table(&[figures(0, 100)], &[], None, false, Shown::default(), Form::default())
                 .starts_with("              capacity     operations     bandwidth\n")
         );
     }

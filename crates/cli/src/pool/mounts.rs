@@ -99,7 +99,7 @@ impl FuseMounts {
         let within = above.is_some();
         let carrier = match above {
             Some((carrier, on)) => {
-                carrier.put_in(&layer, on, options)?;
+                carrier.put_in(&layer, (at, on), options)?;
                 carrier
             }
             None => Arc::new(Carrier::start(&layer, head, &place, options)?),

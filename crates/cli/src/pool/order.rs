@@ -1,9 +1,9 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
-use super::{command::UNSERVED, words};
+use super::{command::UNSERVED, histograms::Of, words};
 use crate::{commands::Order, failure::Failure};
 use clap::ArgMatches;
-use nacre_admin::pool::{ScrubOrder, inspect::Wanted};
+use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted};
 use std::{ffi::OsString, path::PathBuf};
 
 /// What to do with pools.
@@ -16,7 +16,7 @@ pub enum PoolOrder {
     /// A table of pools.
     List { form: Form, columns: Option<Vec<String>>, verbose: bool, names: Vec<String>, again: Again },
     /// Their health.
-    Status { json: bool, verbose: bool, only_ill: bool, names: Vec<String>, again: Again },
+    Status { json: bool, verbose: bool, trim: bool, only_ill: bool, names: Vec<String>, again: Again },
     /// More devices.
     Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool },
     /// Import some, or show which could be.
@@ -34,23 +34,25 @@ pub enum PoolOrder {
     /// Show what has happened.
     Events { name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool },
     /// Show what devices do.
-    Iostat { form: Form, verbose: bool, latency: bool, names: Vec<String>, again: Again },
+    Iostat { form: Form, verbose: bool, shown: Shown, names: Vec<String>, again: Again },
     /// Verify, or end that.
     Scrub { names: Vec<String>, order: ScrubOrder, wait: bool },
-    /// Wait for the end of that.
-    Wait { name: String },
+    /// Tell devices of free room, or end that.
+    Trim { pool: String, devices: Vec<PathBuf>, order: TrimOrder, wait: bool },
+    /// Wait for the end of what goes on by itself: these, or all.
+    Wait { name: String, activities: Vec<String> },
     /// Make everything durable.
     Sync { names: Vec<String> },
     /// Forget errors.
-    Clear { name: String },
+    Clear { name: String, device: Option<PathBuf> },
     /// Remove the labels of a device.
     LabelClear { device: PathBuf, force: bool },
     /// Show the format.
     Inspect { target: Target, wanted: Wanted },
     /// Check everything.
     Check { target: Target },
-    /// Which format there is.
-    Upgrade { list: bool },
+    /// Which formats and features there are, which pools lack some, or enabling them.
+    Upgrade { list: bool, all: bool, names: Vec<String> },
     /// The version.
     Version,
     /// What pools of this version cannot do.
@@ -105,6 +107,17 @@ pub struct Form {
     pub scripted: bool,
     pub exact: bool,
     pub json: bool,
+}
+
+/// What `iostat` shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// How long requests take on average.
+    pub latency: bool,
+    /// How many are under way.
+    pub queue: bool,
+    /// Histograms instead.
+    pub histograms: Option<Of>,
 }
 
 /// How often something is shown, and with which time before it.
@@ -179,7 +192,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         }
         "status" => {
             let (names, again) = names_again(matches)?;
-            PoolOrder::Status { json: flag("json"), verbose: flag("verbose"), only_ill: flag("ill"), names, again }
+            PoolOrder::Status { json: flag("json"), verbose: flag("verbose"), trim: flag("trim"), only_ill: flag("ill"), names, again }
         }
         "add" => PoolOrder::Add {
             name: pool(),
@@ -210,7 +223,13 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         },
         "iostat" => {
             let (names, again) = names_again(matches)?;
-            PoolOrder::Iostat { form: form_of(matches), verbose: flag("verbose"), latency: flag("latency"), names, again }
+            let histograms = match (flag("times"), flag("sizes")) {
+                (true, _) => Some(Of::Times),
+                (_, true) => Some(Of::Sizes),
+                _ => None,
+            };
+            let shown = Shown { latency: flag("latency"), queue: flag("queue"), histograms };
+            PoolOrder::Iostat { form: form_of(matches), verbose: flag("verbose"), shown, names, again }
         }
         "scrub" => {
             let order = match (flag("stop"), flag("pause")) {
@@ -227,10 +246,23 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             }) {
                 return Err(Failure::usage(format!("there is no activity '{other}'")).next("-t scrub"));
             }
-            PoolOrder::Wait { name: pool() }
+            PoolOrder::Wait { name: pool(), activities: all }
         }
         "sync" => PoolOrder::Sync { names: names() },
-        "clear" => PoolOrder::Clear { name: pool() },
+        "trim" => {
+            let rate = bytes(matches, "rate")?.unwrap_or(0);
+            let order = match (flag("cancel"), flag("suspend")) {
+                (true, _) => TrimOrder::Cancel,
+                (_, true) => TrimOrder::Suspend,
+                _ => TrimOrder::Start { rate },
+            };
+            PoolOrder::Trim { pool: pool(), devices: words::devices(paths(matches, "DEVICE"))?, order, wait: flag("wait") }
+        }
+        "clear" if flag("rewind") => {
+            let why = "a pool that is imported has lost nothing that could be gone back to";
+            return Err(Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise"));
+        }
+        "clear" => PoolOrder::Clear { name: pool(), device: words::devices(paths(matches, "DEVICE"))?.pop() },
         "online" => PoolOrder::Expand { name: pool(), devices: words::devices(paths(matches, "DEVICE"))? },
         "labelclear" => PoolOrder::LabelClear { device: paths(matches, "DEVICE").pop().unwrap_or_default(), force: flag("force") },
         "inspect" => {
@@ -239,7 +271,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             PoolOrder::Inspect { target: target_of(matches), wanted }
         }
         "check" => PoolOrder::Check { target: target_of(matches) },
-        "upgrade" => PoolOrder::Upgrade { list: flag("list") },
+        "upgrade" => PoolOrder::Upgrade { list: flag("list"), all: flag("all"), names: names() },
         "version" => PoolOrder::Version,
         other => match UNSERVED.iter().find(|(verb, _)| *verb == other) {
             Some((verb, why)) => PoolOrder::Unserved { verb: (*verb).to_owned(), why },

@@ -396,6 +396,7 @@ fn listen_on(socket: &Path) -> Result<UnixListener, Failure> {
     let unready = socket.with_extension("new");
     // Left by a process that is gone: we hold the name.
     let _ = std::fs::remove_file(&unready);
+    socket.parent().into_iter().for_each(runtime::tidy);
     let listener = UnixListener::bind(&unready).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     std::fs::rename(&unready, socket).map_err(failed)?;
@@ -502,7 +503,7 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
             match request {
                 // Another order may wait for a device, and hold what we need.
                 pool::Request::Export { force: true } | pool::Request::Destroy { force: true } => imported.failing.give_up(),
-                pool::Request::Clear => imported.failing.try_again(),
+                pool::Request::Clear { .. } => imported.failing.try_again(),
                 _ => {}
             }
             let _changing = changes.then(|| office.changing.lock());

@@ -2,10 +2,10 @@
 
 use super::{
     client::{self, Owned},
-    command, dates, importing, iostat, list,
-    order::{self as orders, Again, Form, PoolOrder, Target, ToCreate},
+    command, dates, histograms, importing, iostat, list,
+    order::{self as orders, Again, Form, PoolOrder, Shown, Target, ToCreate},
     start::{How, Start},
-    status,
+    status, upgrade,
 };
 use crate::{
     commands::Order,
@@ -71,7 +71,9 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
                 false => print(&list::table(&pools, columns.as_deref(), verbose, form)?),
             }
         })?,
-        PoolOrder::Status { json, verbose, only_ill, names, again } => repeat(again, |_| show_status(&names, json, verbose, only_ill))?,
+        PoolOrder::Status { json, verbose, trim, only_ill, names, again } => {
+            repeat(again, |_| show_status(&names, json, (verbose, trim), only_ill))?;
+        }
         PoolOrder::Add { name, devices, size, force, only_say } => add(&name, devices, size, force, only_say, command)?,
         PoolOrder::Import(what) => return importing::import(what, command),
         PoolOrder::Export { names, all, force } => {
@@ -86,7 +88,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Set { name, value, pool } => done(&client::owned(&pool)?, command, Request::Set { name, value })?,
         PoolOrder::History { names, internal, long } => history(&names, internal, long)?,
         PoolOrder::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
-        PoolOrder::Iostat { form, verbose, latency, names, again } => show_iostat(&names, verbose, latency, form, again)?,
+        PoolOrder::Iostat { form, verbose, shown, names, again } => show_iostat(&names, verbose, shown, form, again)?,
         PoolOrder::Scrub { names, order, wait } => {
             let pools = named(&names)?;
             for owned in &pools {
@@ -96,22 +98,37 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
                 done(owned, "", Request::AwaitScrub)?;
             }
         }
-        PoolOrder::Wait { name } => done(&client::owned(&name)?, "", Request::AwaitScrub)?,
+        PoolOrder::Trim { pool, devices, order, wait } => {
+            let owned = client::owned(&pool)?;
+            done(&owned, command, Request::Trim { devices, order })?;
+            if wait {
+                done(&owned, "", Request::AwaitTrim)?;
+            }
+        }
+        PoolOrder::Wait { name, activities } => {
+            let owned = client::owned(&name)?;
+            let asked = |activity: &str| activities.is_empty() || activities.iter().any(|asked| asked == activity);
+            for (activity, request) in [("scrub", Request::AwaitScrub), ("trim", Request::AwaitTrim), ("free", Request::AwaitFree)] {
+                if asked(activity) {
+                    done(&owned, "", request)?;
+                }
+            }
+        }
         PoolOrder::Sync { names } => {
             for owned in if names.is_empty() { client::ours() } else { named(&names)? } {
                 done(&owned, "", Request::Sync)?;
             }
         }
-        PoolOrder::Clear { name } => done(&client::owned(&name)?, command, Request::Clear)?,
+        PoolOrder::Clear { name, device } => done(&client::owned(&name)?, command, Request::Clear { device })?,
         PoolOrder::LabelClear { device, force } => label_clear(&device, force)?,
         PoolOrder::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
         PoolOrder::Check { target } => return check(target),
-        PoolOrder::Upgrade { list } => {
-            let version = label::VERSION;
-            print(&match list {
-                true => format!("This program knows version {version} of the format, and no other.\n"),
-                false => format!("All pools have version {version} of the format, the newest one.\n"),
-            })?;
+        PoolOrder::Upgrade { list: true, .. } => print(&upgrade::known())?,
+        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[])?))?,
+        PoolOrder::Upgrade { all, names, .. } => {
+            for owned in if all { client::ours() } else { named(&names)? } {
+                owned.pool(command, Request::Upgrade, &mut say)?;
+            }
         }
         PoolOrder::Version => print(&format!("nacre {}\n", env!("CARGO_PKG_VERSION")))?,
         PoolOrder::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
@@ -206,7 +223,7 @@ fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<(), Fai
     }
 }
 
-fn show_status(names: &[String], json: bool, verbose: bool, only_ill: bool) -> Result<(), Failure> {
+fn show_status(names: &[String], json: bool, (verbose, trim): (bool, bool), only_ill: bool) -> Result<(), Failure> {
     let mut all: Vec<Status> = Vec::new();
     for owned in some(names)? {
         match owned.pool("", Request::Status { names: verbose || json }, &mut tell) {
@@ -222,7 +239,7 @@ fn show_status(names: &[String], json: bool, verbose: bool, only_ill: bool) -> R
     if json {
         return print(&status::json(&all));
     }
-    let texts: Vec<String> = all.iter().map(|pool| status::text(pool, verbose)).collect();
+    let texts: Vec<String> = all.iter().map(|pool| status::text(pool, verbose, trim)).collect();
     match (none, texts.is_empty(), names) {
         (true, ..) => print("no pools available\n"),
         (false, true, []) => print("all pools are healthy\n"),
@@ -231,7 +248,7 @@ fn show_status(names: &[String], json: bool, verbose: bool, only_ill: bool) -> R
     }
 }
 
-fn show_iostat(names: &[String], verbose: bool, latency: bool, form: Form, again: Again) -> Result<(), Failure> {
+fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again: Again) -> Result<(), Failure> {
     let mut before = Vec::new();
     if again.not_since_import {
         before = figures(names)?;
@@ -242,7 +259,10 @@ fn show_iostat(names: &[String], verbose: bool, latency: bool, form: Form, again
         if now.is_empty() && !form.scripted && !form.json {
             return print("no pools available\n");
         }
-        print(&iostat::table(&now, &before, since.map(|since| since.as_secs_f64()), verbose, latency, form))?;
+        print(&match shown.histograms {
+            Some(of) => histograms::text(of, &now, &before, verbose, form),
+            None => iostat::table(&now, &before, since.map(|since| since.as_secs_f64()), verbose, shown, form),
+        })?;
         before = now;
         Ok(())
     })

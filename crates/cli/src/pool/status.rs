@@ -1,7 +1,7 @@
 //! `nacre pool status`: the health of a pool in ZFS' form, and as JSON. Pure.
 
 use super::dates;
-use nacre_admin::pool::{Figures, Phase, ScrubReport, Status, figures::percent};
+use nacre_admin::pool::{Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
 use nacre_pool::properties::size::human_bytes;
 use serde_json::json;
 
@@ -13,8 +13,8 @@ pub fn is_ill(status: &Status) -> bool {
     status.figures.suspended.is_some() || status.damaged > 0 || errors(&status.figures)
 }
 
-/// The text for one pool. `names`: damaged files are shown by name.
-pub fn text(status: &Status, names: bool) -> String {
+/// The text for one pool. `names`: damaged files are shown by name. `trim`: what devices were told of free room as well.
+pub fn text(status: &Status, names: bool, trim: bool) -> String {
     let figures = &status.figures;
     let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
     for (heading, words) in advice(status) {
@@ -24,7 +24,7 @@ pub fn text(status: &Status, names: bool) -> String {
         text.push_str(&format!("  scan: {scan}\n"));
     }
     text.push_str("config:\n\n");
-    text.push_str(&config(figures));
+    text.push_str(&config(figures, trim));
     text.push('\n');
     text.push_str(&match (status.damaged, names) {
         (0, _) => "errors: No known data errors\n".to_owned(),
@@ -71,6 +71,39 @@ fn advice(status: &Status) -> Vec<(&'static str, String)> {
             ("action", format!("Verify with 'nacre pool scrub {0}', and forget the errors with\n'nacre pool clear {0}'.", figures.name)),
         ];
     }
+    if figures.unwritten > 0 {
+        return vec![
+            (
+                "status",
+                format!(
+                    "Metadata could be written to one of its two places only, {} times.  Nothing is lost:\n{} of it waits for another copy elsewhere.",
+                    figures.unwritten,
+                    human_bytes(figures.lies_once)
+                ),
+            ),
+            ("action", "Look after the device.".to_owned()),
+        ];
+    }
+    if !figures.twice {
+        return vec![
+            (
+                "status",
+                "Some supported features are not enabled on the pool: metadata has no second copy.\nThe pool can be used all the same."
+                    .to_owned(),
+            ),
+            (
+                "action",
+                format!(
+                    "Enable them with 'nacre pool upgrade {}'.  Programs that do not know\nthem cannot import the pool any more.",
+                    figures.name
+                ),
+            ),
+        ];
+    }
+    if figures.lies_once > 0 {
+        let left = human_bytes(figures.lies_once);
+        return vec![("status", format!("Second copies of metadata are being written: {left} to go."))];
+    }
     Vec::new()
 }
 
@@ -112,8 +145,21 @@ fn scan(scrub: &ScrubReport, now: u64) -> Option<String> {
     })
 }
 
+/// How far a device was told of free room.
+fn trimmed(trim: &TrimReport) -> String {
+    let done = percent(trim.passed, trim.total);
+    match trim.phase {
+        _ if trim.unsupported => "trim unsupported".to_owned(),
+        Phase::Never => "untrimmed".to_owned(),
+        Phase::Running => format!("{done}% trimmed, started at {}", dates::long(trim.started)),
+        Phase::Paused => format!("{done}% trimmed, suspended, started at {}", dates::long(trim.started)),
+        Phase::Canceled => format!("{done}% trimmed, canceled at {}", dates::long(trim.ended)),
+        Phase::Finished => format!("100% trimmed, completed at {}", dates::long(trim.ended)),
+    }
+}
+
 /// The tree of devices with their errors.
-fn config(figures: &Figures) -> String {
+fn config(figures: &Figures, trim: bool) -> String {
     let width = figures.devices.iter().map(|device| device.path.chars().count() + 2).chain([figures.name.len(), 10]).max().unwrap_or(10);
     let row = |name: &str, state: &str, errors: [String; 3]| {
         let [read, write, checksum] = errors;
@@ -127,7 +173,11 @@ fn config(figures: &Figures) -> String {
     for device in &figures.devices {
         let counts = &device.counts;
         let errors = [counts.read_errors, counts.write_errors, counts.checksum_errors].map(|number| number.to_string());
-        text.push_str(&row(&format!("  {}", device.path), "ONLINE", errors));
+        let mut line = row(&format!("  {}", device.path), "ONLINE", errors);
+        if trim {
+            line.insert_str(line.len() - 1, &format!("  ({})", trimmed(&device.trim)));
+        }
+        text.push_str(&line);
     }
     text
 }
@@ -143,6 +193,8 @@ pub fn json(all: &[Status]) -> String {
                 "state": "ONLINE", "alloc_space": device.allocated, "total_space": device.size,
                 "read_errors": device.counts.read_errors, "write_errors": device.counts.write_errors,
                 "checksum_errors": device.counts.checksum_errors,
+                "trim_state": format!("{:?}", device.trim.phase).to_uppercase(), "trim_notsup": u8::from(device.trim.unsupported),
+                "trimmed": device.trim.trimmed, "trim_time": device.trim.ended,
             })
         };
         let scrub = &status.scrub;
@@ -175,7 +227,7 @@ mod tests {
     #[test]
     fn a_pool_in_order() {
         let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
-        assert_eq!(text(&status(), false), expected);
+        assert_eq!(text(&status(), false, false), expected);
         assert!(!is_ill(&status()));
     }
 
@@ -185,12 +237,12 @@ mod tests {
         status.damaged = 2;
         status.names = vec!["tank:/a".to_owned()];
         assert!(is_ill(&status));
-        assert!(text(&status, false).ends_with("errors: 2 data errors, use '-v' for a list\n"));
-        assert!(text(&status, true).ends_with("in the following files:\n\n        tank:/a\n"));
+        assert!(text(&status, false, false).ends_with("errors: 2 data errors, use '-v' for a list\n"));
+        assert!(text(&status, true, false).ends_with("in the following files:\n\n        tank:/a\n"));
         status.figures.suspended = Some("writing /srv/a: no".to_owned());
-        assert!(text(&status, false).contains("status: A write has failed, and nothing is accepted any more"));
+        assert!(text(&status, false, false).contains("status: A write has failed, and nothing is accepted any more"));
         status.figures.waits = true;
-        let waiting = text(&status, false);
+        let waiting = text(&status, false, false);
         assert!(waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"), "{waiting}");
     }
 
@@ -200,6 +252,8 @@ mod tests {
         status.scrub =
             ScrubReport { phase: Phase::Running, total: 1000, examined: 250, elapsed: 1000, started: 5, ..ScrubReport::default() };
         status.figures.now = 6;
-        assert!(text(&status, false).contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go"));
+        assert!(
+            text(&status, false, false).contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go")
+        );
     }
 }

@@ -161,7 +161,8 @@ pub struct Git {
 
 fn git(place: &Path, words: &[&str]) -> Command {
     let mut command = Command::new("git");
-    command.current_dir(place).args([
+    // git itself goes there: a process cannot even be started in a directory whose daemon is dead.
+    command.current_dir("/").arg("-C").arg(place).args([
         "-c",
         "core.fsync=all",
         "-c",

@@ -24,6 +24,9 @@ const UNKNOWN: u8 = 0;
 const ENOUGH: usize = 16;
 /// How long they may take.
 const PATIENCE: Duration = Duration::from_millis(2);
+/// Directories of so many names or more begin with a short reply with attributes: the kernel asks for attributes of the first names always, and of the
+/// others only where somebody wants them.
+const VAST: u64 = 4096;
 /// What the kernel keeps for at least this long, it is told of when it changes.
 const LASTING: Duration = Duration::from_secs(60);
 
@@ -70,6 +73,7 @@ impl Door {
             adoptions: Vec::new(),
             full: false,
             begun: (attributes && offset == 0).then(Instant::now),
+            short: attributes && offset == 0 && self.is_vast(header, &node),
             taken: 0,
         };
         let from = listing.dots(offset, own, parent);
@@ -84,6 +88,12 @@ impl Door {
         }
         self.keep_short(coherence, header.nodeid);
         Ok(())
+    }
+
+    /// Whether a directory is known to have very many names.
+    fn is_vast(&self, header: &Header, node: &Node) -> bool {
+        // Layers with numbers count the names of directories in their sizes.
+        self.inodes.by_number() && self.layer.getattr(&caller(header), node, None).is_ok_and(|attr| attr.size >= VAST)
     }
 
     /// The kernel caches listings of directories that it opens itself; where one may change unnoticed, it is told to drop it again.
@@ -110,6 +120,8 @@ struct Listing<'a, 'r, 'b> {
     full: bool,
     /// When the first reply of a listing with attributes was begun.
     begun: Option<Instant>,
+    /// A few entries are enough.
+    short: bool,
     taken: usize,
 }
 
@@ -131,7 +143,7 @@ impl Listing<'_, '_, '_> {
 
     /// Whether the first reply is given as it is: inodes that have to be loaded keep whoever waits for the first name waiting.
     fn is_late(&self) -> bool {
-        self.taken >= ENOUGH && self.begun.is_some_and(|begun| begun.elapsed() > PATIENCE)
+        self.taken >= ENOUGH && (self.short || self.begun.is_some_and(|begun| begun.elapsed() > PATIENCE))
     }
 
     fn add(&mut self, entry: &abi::EntryOut, ino: u64, next: u64, d_type: u8, name: &[u8]) -> bool {
@@ -187,6 +199,7 @@ impl DirSink for Listing<'_, '_, '_> {
     }
 
     fn room(&self, _attributes: bool) -> usize {
-        self.directory.room(self.plus)
+        let room = self.directory.room(self.plus);
+        if self.short { room.min(ENOUGH) } else { room }
     }
 }

@@ -4,19 +4,20 @@
 //! machine it takes another one, wakes that up, and the next request comes from there: round trips of 50 us instead of 10. A CPU on which only
 //! SCHED_IDLE threads run counts as free (`sched_idle_cpu()` in `select_idle_sibling()`, kernel/sched/fair.c, since Linux 5.4). So while a
 //! session is busy and its threads get their turns at once, they are SCHED_IDLE in the system call in which they answer and wait, and
-//! only there: handlers, which take locks of the file system below, run as SCHED_BATCH. It
-//! costs two changes of class per request, so it is done only where callers are seen to move, and once a second it is tried without.
+//! only there: handlers, which take locks of the file system below, run as SCHED_BATCH, unless they are known to be brief
+//! ([`crate::Handler::is_brief`]). It costs two changes of class for each request that is not, so it is done only where callers are seen to move, and
+//! once a second it is tried without.
 //!
-//! A SCHED_IDLE thread gets next to nothing while others want the CPU. So one thread of ordinary priority watches: a ring thread that could run and
-//! did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait long for its turns, ends it for all, at first for a second and
-//! longer each time. Everything else (an idle mount, a mount that has little to do, a process that may not return from SCHED_IDLE, which takes
-//! CAP_SYS_NICE) stays SCHED_BATCH.
+//! A SCHED_IDLE thread gets next to nothing while others want the CPU, and a brief handler may be interrupted with a lock held. So one thread of
+//! ordinary priority watches: a ring thread that could run and did not for [`PATIENCE`] ticks, or all of them that do not for one, or that wait long
+//! for their turns, ends it for all, at first for a second and longer each time; such a lock is held no longer than that. Everything else (an idle
+//! mount, a mount that has little to do, a process that may not return from SCHED_IDLE, which takes CAP_SYS_NICE) stays SCHED_BATCH.
 //!
 //! Invariants: while nobody watches, all threads are SCHED_BATCH; the watcher sleeps without a timer while the session is not busy.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -52,6 +53,8 @@ pub(super) struct Pace {
     last_seen: [AtomicU64; CALLERS],
     moved: AtomicU64,
     yielding: AtomicBool,
+    /// How often threads were brought back by the watcher.
+    brought: AtomicU32,
     /// A thread could not change its class.
     refused: AtomicBool,
     asleep: AtomicBool,
@@ -65,6 +68,7 @@ impl Default for Pace {
             last_seen: std::array::from_fn(|_| AtomicU64::new(0)),
             moved: AtomicU64::new(0),
             yielding: AtomicBool::new(false),
+            brought: AtomicU32::new(0),
             refused: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             woken: Mutex::new(false),
@@ -93,15 +97,23 @@ impl Pace {
         }
     }
 
-    /// Runs a call that answers and waits, as SCHED_IDLE where that helps.
-    pub(super) fn yielding<T>(&self, wait: impl FnOnce() -> T) -> T {
+    /// The calling thread is about to answer and wait: as SCHED_IDLE where that helps.
+    pub(super) fn yields(&self, own: &mut Own) {
         if !self.yielding.load(Relaxed) {
-            return wait();
+            return self.works(own);
         }
-        self.change(Class::Idle);
-        let result = wait();
-        self.change(Class::Batch);
-        result
+        let brought = self.brought.load(Relaxed);
+        if own.idle != Some(brought) {
+            own.idle = Some(brought);
+            self.change(Class::Idle);
+        }
+    }
+
+    /// The calling thread is about to do what may take long: as SCHED_BATCH.
+    pub(super) fn works(&self, own: &mut Own) {
+        if own.idle.take().is_some() {
+            self.change(Class::Batch);
+        }
     }
 
     /// Changes the calling thread; after a thread that may not, no other tries.
@@ -132,6 +144,13 @@ impl Pace {
         let mut woken = self.woken.lock();
         self.changed.wait_for(&mut woken, TICK);
     }
+}
+
+/// What a ring thread knows of its own class.
+#[derive(Debug, Default)]
+pub(super) struct Own {
+    /// It made itself SCHED_IDLE, after the watcher had brought threads back so often.
+    idle: Option<u32>,
 }
 
 /// What a ring thread did in one tick.
@@ -242,7 +261,7 @@ fn watch(shared: &Arc<Shared>) {
             let yields = judge.step(seen) && !shared.pace.refused.load(Relaxed);
             shared.pace.yielding.store(yields, Relaxed);
             if !yields {
-                bring_back(&tids);
+                bring_back(shared, &tids);
             }
         }
         shared.pace.yielding.store(false, Relaxed);
@@ -250,16 +269,20 @@ fn watch(shared: &Arc<Shared>) {
         let mut clean = 0;
         while clean < 2 && !shared.is_ending() {
             shared.pace.rest();
-            clean = if bring_back(&shared.ring_threads()) { 0 } else { clean + 1 };
+            clean = if bring_back(shared, &shared.ring_threads()) { 0 } else { clean + 1 };
         }
     }
 }
 
 /// Makes threads SCHED_BATCH that yield; whether there were any.
-fn bring_back(tids: &[u32]) -> bool {
+fn bring_back(shared: &Shared, tids: &[u32]) -> bool {
     let mut any = false;
     for &tid in tids {
         if sys::yields(tid) {
+            if !any {
+                // What threads know of themselves is not true any more.
+                shared.pace.brought.fetch_add(1, Relaxed);
+            }
             any = true;
             if let Err(error) = sys::schedule(tid, Class::Batch) {
                 // It has just ended, at worst.

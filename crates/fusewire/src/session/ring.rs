@@ -16,6 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::device::tid;
 use super::dispatch;
+use super::pace::Own;
 use super::shared::{Place, Shared};
 use super::uring::{Completion, Uring};
 use super::workers::{Queue, Worker};
@@ -228,6 +229,7 @@ fn run(shared: &Arc<Shared>, places: &[Place], cpu: Option<usize>, report: Optio
             thread.kick();
         }
         let result = thread.serve(early);
+        thread.shared.pace.works(&mut thread.class);
         if let Err(error) = &result {
             tracing::error!(%error, "a ring of the fuse connection fails; the session ends");
         }
@@ -265,6 +267,7 @@ struct Thread {
     ring: Uring,
     device: Arc<OwnedFd>,
     entries: Vec<Entry>,
+    class: Own,
 }
 
 impl Thread {
@@ -281,7 +284,7 @@ impl Thread {
         let ring = Uring::new(count).map_err(|error| sys::with_context("cannot make an io_uring ring".to_owned(), error))?;
         let entries = places.iter().map(|place| Entry::new(*place, shared.max_io)).collect::<io::Result<Vec<_>>>()?;
         let worker = Arc::new(Worker::new(tid(), Some(ring.consumed())));
-        Ok(Thread { shared: Arc::clone(shared), worker, ring, device: shared.connection.device()?, entries })
+        Ok(Thread { shared: Arc::clone(shared), worker, ring, device: shared.connection.device()?, entries, class: Own::default() })
     }
 
     /// Hands all entries to the kernel. Returns completions that came in at once: requests, or the end of the connection.
@@ -350,8 +353,11 @@ impl Thread {
     }
 
     fn enter(&mut self, wait: bool) -> io::Result<()> {
-        let Thread { shared, ring, .. } = self;
-        match if wait { shared.pace.yielding(|| ring.enter(true)) } else { ring.enter(false) } {
+        let Thread { shared, ring, class, .. } = self;
+        if wait {
+            shared.pace.yields(class);
+        }
+        match ring.enter(wait) {
             Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => Err(error),
             _ => Ok(()),
         }
@@ -359,6 +365,7 @@ impl Thread {
 
     /// The kernel did not take an entry back, or ended it; false at the end of the connection.
     fn refused(&mut self, index: usize, result: i32) -> io::Result<bool> {
+        self.shared.pace.works(&mut self.class);
         if is_end(result) || self.shared.is_ending() {
             // Whether the entry's last reply was taken does not show, and does not matter: the kernel forgets everything now.
             return Ok(false);
@@ -387,7 +394,7 @@ impl Thread {
 
     /// Handles the request in an entry and queues the reply.
     fn answer(&mut self, index: usize) -> io::Result<()> {
-        let Thread { shared, worker, ring, device, entries } = self;
+        let Thread { shared, worker, ring, device, entries, class } = self;
         let several = entries.len() > 1;
         let Some(entry) = entries.get_mut(index) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
         let queue = shared.queue(entry.place);
@@ -396,6 +403,9 @@ impl Thread {
         else {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         };
+        if !is_brief(shared, &header, memory) {
+            shared.pace.works(class);
+        }
         shared.pace.came(header.pid, queue.qid);
         if worker.begin(header.unique, header.nodeid) {
             shared.pace.busy();
@@ -419,6 +429,15 @@ impl Thread {
         let request = UringCmdReq { flags: 0, commit_id: carried.commit_id, qid: queue.qid, padding: [0; 6] };
         ring.push(device.as_raw_fd(), device::URING_COMMIT_AND_FETCH, 0, &request, index as u64)
     }
+}
+
+/// Whether a request is brief: one that cuts a file off never is.
+fn is_brief(shared: &Shared, header: &InHeader, memory: &[u8]) -> bool {
+    let truncates = || {
+        let flags = memory.get(uring::OP_IN..).and_then(|fixed| fixed.first_chunk::<4>());
+        flags.is_none_or(|flags| u32::from_ne_bytes(*flags) & libc::O_TRUNC.cast_unsigned() != 0)
+    };
+    shared.handler.is_brief(header.opcode) && (header.opcode != opcode::OPEN || !truncates())
 }
 
 /// Whether a completion says that the connection has ended.

@@ -156,11 +156,11 @@ impl OpenFile for DatasetFile {
                 if !grow {
                     return Ok(());
                 }
-                let size = files.attributes(&self.placed.inode).map_err(errno)?.size;
-                let change = nacre_pool::files::AttributeChange { size: Some(end.max(size)), ..Default::default() };
-                if end <= size {
+                if end <= files.attributes(&self.placed.inode).map_err(errno)?.size {
                     return Ok(());
                 }
+                // Writes out of the page cache go on meanwhile: the file may be longer by now.
+                let change = nacre_pool::files::AttributeChange { size: Some(end), only_longer: true, ..Default::default() };
                 files.set_attributes(&self.placed.inode, &change).map_err(errno)?;
             }
             AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno)?,

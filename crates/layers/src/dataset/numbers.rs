@@ -37,7 +37,20 @@ impl Numbers {
         }
     }
 
-    /// A name is about to be removed or replaced: the file that it leads to, where it may have to be kept.
+    /// A name was removed from a file, and so many are left: keeps it where that was the last.
+    pub(super) fn removed(&self, (inode, left): (Arc<Inode>, u32)) {
+        if left == 0 && self.asked.load(Ordering::Relaxed) {
+            self.keep(inode);
+        }
+    }
+
+    fn keep(&self, inode: Arc<Inode>) {
+        let mut nameless = self.nameless.lock();
+        nameless.insert(inode.number(), inode);
+        self.count.store(nameless.len(), Ordering::Release);
+    }
+
+    /// A name is about to be replaced: the file that it leads to, where it may have to be kept.
     pub(super) fn before(&self, directory: &Placed, name: &[u8]) -> Option<Arc<Inode>> {
         if !self.asked.load(Ordering::Relaxed) {
             return None;
@@ -45,13 +58,11 @@ impl Numbers {
         directory.files().ok()?.look_up(&directory.inode, name).ok().map(|(inode, _)| inode)
     }
 
-    /// It is removed: keeps the file where that was its last name.
+    /// It is replaced: keeps the file where that was its last name.
     pub(super) fn after(&self, inode: Option<Arc<Inode>>) -> Result<()> {
         let Some(inode) = inode else { return Ok(()) };
         if self.head.files.files().attributes(&inode).map_err(errno)?.links == 0 {
-            let mut nameless = self.nameless.lock();
-            nameless.insert(inode.number(), inode);
-            self.count.store(nameless.len(), Ordering::Release);
+            self.keep(inode);
         }
         Ok(())
     }

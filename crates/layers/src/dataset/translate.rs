@@ -130,6 +130,7 @@ pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
         uid: change.uid,
         gid: change.gid,
         size: change.size,
+        only_longer: false,
         accessed: change.atime.map(time),
         modified: change.mtime.map(time),
         kill_privileges: change.kill_privileges,

@@ -1,5 +1,6 @@
 //! The catalog's tree with its rows by their types, and as the rows that deadlists lie in.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,6 +23,8 @@ pub struct Catalog {
     txg: Txg,
     /// How many rows were put or removed so far.
     changes: u64,
+    /// Datasets that have got or lost snapshots since that was asked last.
+    snapshots_changed: BTreeSet<u64>,
 }
 
 impl std::fmt::Debug for Catalog {
@@ -38,7 +41,7 @@ impl Catalog {
     /// The catalog with this root; what changes now belongs to `txg`.
     #[must_use]
     pub fn open(frames: Arc<dyn Frames>, cache: Arc<Cache>, root: Option<Pointer>, txg: Txg) -> Self {
-        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg, changes: 0 }
+        Self { tree: Tree::open(root, CATALOG, Settings::default()), frames, cache, txg, changes: 0, snapshots_changed: BTreeSet::new() }
     }
 
     /// How often anything was changed since it was opened.
@@ -245,6 +248,18 @@ impl Catalog {
             .ok_or_else(|| missing("a snapshot that is not in the catalog"))
     }
 
+    /// Whether there is such a dataset, and such a snapshot of it.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn is_there(&self, dataset: u64, snapshot: Option<Txg>) -> Result<bool, PoolError> {
+        let key = match snapshot {
+            Some(txg) => rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""),
+            None => rows::key(rows::DATASET, &[dataset], b""),
+        };
+        Ok(self.get(&key)?.is_some())
+    }
+
     /// The snapshots of a dataset, the oldest first.
     ///
     /// # Errors
@@ -276,6 +291,7 @@ impl Catalog {
     /// # Errors
     /// As [`Self::head`].
     pub fn enter_snapshot(&mut self, dataset: u64, txg: Txg, row: &SnapshotRow) -> Result<(), PoolError> {
+        self.snapshots_changed.insert(dataset);
         self.set_snapshot(dataset, txg, row)?;
         self.put(&rows::key(rows::SNAPSHOT_NAME, &[dataset], row.name.as_bytes()), &txg.0.to_le_bytes())
     }
@@ -285,9 +301,24 @@ impl Catalog {
     /// # Errors
     /// As [`Self::head`].
     pub fn leave_snapshot(&mut self, dataset: u64, txg: Txg) -> Result<(), PoolError> {
+        self.snapshots_changed.insert(dataset);
         let row = self.snapshot(dataset, txg)?;
         self.delete(&rows::key(rows::SNAPSHOT_NAME, &[dataset], row.name.as_bytes()))?;
         self.delete(&rows::key(rows::SNAPSHOT, &[dataset, txg.0], b""))
+    }
+
+    /// Notes the time (seconds since 1970) at those datasets that have got or lost snapshots since this was called last.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    pub fn note_snapshots_changed(&mut self, at: i64) -> Result<(), PoolError> {
+        for dataset in std::mem::take(&mut self.snapshots_changed) {
+            if self.get(&rows::key(rows::DATASET, &[dataset], b""))?.is_some() {
+                let row = PropertyRow { source: PropertySource::Local, value: at.to_string() };
+                self.set_property(dataset, "snapshots_changed", Some(&row))?;
+            }
+        }
+        Ok(())
     }
 
     /// The properties that a snapshot has for itself, by name.

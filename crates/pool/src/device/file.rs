@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -27,6 +27,9 @@ pub struct FileDevice {
     /// The same past the page cache, where the file system can.
     direct: Option<File>,
     length: AtomicU64,
+    block: bool,
+    /// It has refused to give room back.
+    keeps_room: AtomicBool,
 }
 
 /// The same file once more, past the page cache.
@@ -45,7 +48,15 @@ impl FileDevice {
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         file.set_len(length)?;
-        Ok(Self { name: path.display().to_string(), direct: direct(&file), file, length: AtomicU64::new(length) })
+        let block = false;
+        Ok(Self {
+            name: path.display().to_string(),
+            direct: direct(&file),
+            file,
+            length: AtomicU64::new(length),
+            block,
+            keeps_room: AtomicBool::new(false),
+        })
     }
 
     /// Opens a file or block device that is there.
@@ -54,6 +65,7 @@ impl FileDevice {
     /// The system's; [`io::ErrorKind::ResourceBusy`] when another process (or a mount) uses it.
     pub fn open(path: &Path, writable: bool) -> io::Result<Self> {
         let kind = std::fs::metadata(path)?.file_type();
+        let block = kind.is_block_device();
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
         }
@@ -73,7 +85,14 @@ impl FileDevice {
         // Where the system does not do it (memory file systems), there is nothing behind the cache.
         let _ = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed);
         let direct = if writable { direct(&file) } else { None };
-        Ok(Self { name: path.display().to_string(), file, direct, length: AtomicU64::new(length) })
+        Ok(Self {
+            name: path.display().to_string(),
+            file,
+            direct,
+            length: AtomicU64::new(length),
+            block,
+            keeps_room: AtomicBool::new(false),
+        })
     }
 }
 
@@ -125,10 +144,23 @@ impl Device for FileDevice {
     }
 
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
-        match rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-            Err(other) => Err(other.into()),
+        let told = if self.block {
+            nacre_sys::discard::discard(self.file.as_fd(), offset, length)
+        } else {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, flags, offset, length).map_err(io::Error::from)
+        };
+        match told {
+            Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::OPNOTSUPP | Errno::NOSYS)) => {
+                self.keeps_room.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            told => told,
         }
+    }
+
+    fn can_discard(&self) -> bool {
+        !self.keeps_room.load(Ordering::Relaxed)
     }
 
     fn begin_sync(&self, offset: u64, length: u64) {

@@ -148,6 +148,7 @@ impl Structure {
             }
             Key::Name { .. } => self.names += 1,
             Key::Orphan(number) => drop(self.orphans.insert(number)),
+            Key::Cut(_) => {}
             _ => {}
         }
         Ok(())

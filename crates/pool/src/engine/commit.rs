@@ -49,7 +49,7 @@ impl Pool {
     }
 
     /// Whether something that was destroyed is being freed still.
-    pub(super) fn is_freeing(&self) -> bool {
+    pub fn is_freeing(&self) -> bool {
         self.freeing.load(Ordering::Relaxed)
     }
 
@@ -118,6 +118,7 @@ impl Pool {
             // Not refused but broken off: a part of it must not become durable.
             return Err(error.clone());
         }
+        admin.catalog.note_snapshots_changed((self.clock)().seconds)?;
         if let Err(error) = self.free_some(admin, txg) {
             passed_over(error, "what was destroyed cannot be freed")?;
             self.freeing.store(false, Ordering::Relaxed);

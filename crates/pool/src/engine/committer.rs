@@ -180,6 +180,9 @@ impl Pool {
             if dataset.files().free_let_go(FREED_AT_ONCE).map_err(as_pool_error)?.more {
                 more = Work::More;
             }
+            if dataset.files().sweep_cuts(FREED_AT_ONCE).map_err(as_pool_error)? {
+                more = Work::More;
+            }
         }
         Ok(more.or(self.storage.tend(CLEANED_AT_ONCE)?))
     }

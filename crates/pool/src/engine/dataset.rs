@@ -1,6 +1,5 @@
 //! One live dataset: its files over its tree, and what a commit takes of it.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -13,8 +12,7 @@ use crate::error::PoolError;
 use crate::files::{Admission, Files, Ground, Recorder, Rules, Stored, Storing};
 use crate::pointer::{Pointer, Txg};
 use crate::properties::Behaviour;
-use crate::rows::OwnerKind;
-use crate::space::OwnerQuota;
+use crate::space::OwnerQuotas;
 use crate::tree::Frozen;
 
 /// A dataset that is in use.
@@ -56,7 +54,7 @@ impl Dataset {
 
     /// A dataset with an empty root directory.
     pub(super) fn format(pool: &Pool, id: u64) -> Result<Self, PoolError> {
-        let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), (pool.entropy)())?;
+        let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), (pool.entropy)(), *pool.owner.lock())?;
         Ok(Self::recorded(pool, id, files))
     }
 
@@ -86,7 +84,7 @@ impl Dataset {
     }
 
     /// From now on these properties hold.
-    pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: HashMap<(OwnerKind, u32), OwnerQuota>) {
+    pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: OwnerQuotas) {
         let record_shift = behaviour.record_shift.min(bounds.record_shift);
         self.files.set_storing(Storing { record_shift, packing: behaviour.packing, checksum: behaviour.checksum });
         self.files.set_rules(Rules { read_only: behaviour.readonly, access: access_times(&behaviour), quotas });

@@ -68,7 +68,22 @@ impl Pool {
         let mut promised = 0;
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
-            let replay = || record.changes.iter().try_for_each(|change| dataset.files().replay(change)).map_err(as_pool_error);
+            // What belongs to damaged rows keeps no pool from being imported. An operation is done whole or not at all.
+            let skipped = |error: &files::FileError| {
+                tracing::error!(dataset = record.dataset, %error, "something that was synced belongs to what is damaged, and is lost");
+            };
+            if let Some(error) = record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten)) {
+                skipped(&error);
+                return Ok(());
+            }
+            let one = |change: &Change<'_>| match dataset.files().replay(change) {
+                Err(error) if files::is_rotten(&error) => {
+                    skipped(&error);
+                    Ok(())
+                }
+                done => done,
+            };
+            let replay = || record.changes.iter().try_for_each(one).map_err(as_pool_error);
             if self.desk.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
                 promised = self.store_replayed()?;
             }
@@ -108,8 +123,9 @@ impl Pool {
     /// Makes a file durable, and everything that was done before to names and attributes.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Those of the engine; that of a commit which could not store what was written to the file.
     pub fn sync_file(&self, dataset: &Dataset, inode: &Arc<Inode>) -> files::Result<()> {
+        inode.check_stored()?;
         if dataset.behaviour().sync == SyncMode::Disabled {
             // Durable with the next commit, as whoever set the property wants it.
             return Ok(self.throttle.check()?);
@@ -122,7 +138,9 @@ impl Pool {
                 files::Durable::Recorded => Some(log.newest()),
             },
         };
-        Ok(self.sync_through(through)?)
+        self.sync_through(through)?;
+        // The commit may have found that it cannot be stored.
+        inode.check_synced()
     }
 
     /// Makes everything durable that was done to names and attributes.

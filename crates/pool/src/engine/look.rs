@@ -2,7 +2,8 @@
 //!
 //! Called by the commands' meaning. Reads only. It shows the state of the last commit: what was written since is in it with the next one.
 //!
-//! Invariant: a [`Look`] holds the lock of administration, so nothing changes while it lives, and it must not live over a call that waits.
+//! Invariant: a [`Look`] holds the lock of administration, so nothing changes while it lives, but when it pauses ([`Look::pause`]); and it must not live
+//! over a call that waits.
 
 use parking_lot::MutexGuard;
 
@@ -24,17 +25,22 @@ impl std::fmt::Debug for Look<'_> {
     }
 }
 
-/// A snapshot with its figures, bytes.
+/// The snapshots of a dataset in their line, the oldest first.
 #[derive(Clone, Debug)]
-pub struct SnapshotLook {
-    /// When it was taken.
-    pub txg: Txg,
-    /// Its row.
-    pub row: SnapshotRow,
-    /// What destroying it alone would free.
-    pub used: u64,
-    /// What it references and the snapshot before it does not.
-    pub written: u64,
+pub struct SnapshotLine {
+    rows: Vec<(Txg, SnapshotRow)>,
+    history: Vec<Point>,
+    /// So many of the line belong to what it was cloned from.
+    before: usize,
+}
+
+impl SnapshotLine {
+    /// The place of a snapshot, and its row.
+    #[must_use]
+    pub fn find(&self, txg: Txg) -> Option<(usize, &SnapshotRow)> {
+        let place = self.rows.binary_search_by_key(&txg, |(txg, _)| *txg).ok()?;
+        self.rows.get(place).map(|(_, row)| (place, row))
+    }
 }
 
 impl Pool {
@@ -112,31 +118,52 @@ impl Look<'_> {
         self.admin.catalog.snapshot_properties(id, txg)
     }
 
-    /// The snapshots of a dataset with their figures, the oldest first.
+    /// Lets others have their turn (commits wait for a look); answers whether anything has changed meanwhile: what was seen before may be gone.
+    pub fn pause(&mut self) -> bool {
+        let before = self.admin.catalog.changes();
+        MutexGuard::bump(&mut self.admin);
+        self.admin.catalog.changes() != before
+    }
+
+    /// Whether there is such a dataset, and such a snapshot of it.
     ///
     /// # Errors
     /// As [`Self::root`].
-    pub fn snapshots(&mut self, id: u64) -> Result<Vec<SnapshotLook>, PoolError> {
-        let rows = self.admin.catalog.snapshots(id)?;
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let (history, own) = self.admin.catalog.history_of(id)?;
-        let lists = self.admin.catalog.deadlists();
-        let mut found = Vec::with_capacity(rows.len());
-        for (position, (txg, row)) in rows.into_iter().enumerate() {
-            let at = own + position;
-            let used = lists.used_by_snapshot(&history, at)?;
-            let written = match at.checked_sub(1) {
-                Some(before) => lists.written_since(&history, before, at)?,
-                None => row.referenced,
-            };
-            found.push(SnapshotLook { txg, row, used, written });
-        }
-        Ok(found)
+    pub fn is_there(&self, id: u64, snapshot: Option<Txg>) -> Result<bool, PoolError> {
+        self.admin.catalog.is_there(id, snapshot)
     }
 
-    /// The snapshots of a dataset without their figures, the oldest first.
+    /// The snapshots of a dataset in their line.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn line(&mut self, id: u64) -> Result<SnapshotLine, PoolError> {
+        let rows = self.admin.catalog.snapshots(id)?;
+        let (history, before) = if rows.is_empty() { (Vec::new(), 0) } else { self.admin.catalog.history_of(id)? };
+        Ok(SnapshotLine { rows, history, before })
+    }
+
+    /// What destroying the snapshot at this place of its line would free, bytes.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn used_by(&mut self, line: &SnapshotLine, place: usize) -> Result<u64, PoolError> {
+        self.admin.catalog.deadlists().used_by_snapshot(&line.history, line.before + place)
+    }
+
+    /// What the snapshot at this place of its line references and the one before it does not, bytes.
+    ///
+    /// # Errors
+    /// As [`Self::root`].
+    pub fn written_to(&mut self, line: &SnapshotLine, place: usize) -> Result<u64, PoolError> {
+        let at = line.before + place;
+        match at.checked_sub(1) {
+            Some(before) => self.admin.catalog.deadlists().written_since(&line.history, before, at),
+            None => Ok(line.rows.get(place).map_or(0, |(_, row)| row.referenced)),
+        }
+    }
+
+    /// The snapshots of a dataset, the oldest first.
     ///
     /// # Errors
     /// As [`Self::root`].

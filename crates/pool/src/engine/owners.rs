@@ -35,7 +35,8 @@ impl Pool {
             None => self.dataset(id)?,
         };
         let mut found: BTreeMap<(u8, u32), OwnerUsed> = BTreeMap::new();
-        for ((kind, number), quota) in quotas {
+        for (kind, number) in quotas.own.keys().copied() {
+            let quota = quotas.of((kind, number));
             found.insert((kind as u8, number), OwnerUsed { kind, id: number, used: OwnerUse::default(), quota });
         }
         let mut damage: Result<(), PoolError> = Ok(());
@@ -43,7 +44,7 @@ impl Pool {
             table.scan(keys::of_kind(keys::OWNER_USE), &mut |key, row| {
                 match read(key, row) {
                     Ok(Some((kind, id, used))) => {
-                        let owner = OwnerUsed { kind, id, used, quota: OwnerQuota::default() };
+                        let owner = OwnerUsed { kind, id, used, quota: quotas.of((kind, id)) };
                         found.entry((kind as u8, id)).or_insert(owner).used = used;
                     }
                     Ok(None) => {}

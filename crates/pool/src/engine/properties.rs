@@ -4,7 +4,7 @@
 //! - Of the edits of one call all hold or none; they are durable when it returns.
 //! - A limit that is accepted is in the accounts before anything further is admitted.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use super::{Admin, Pool};
 use crate::catalog::{PropertyRow, PropertySource};
@@ -12,8 +12,7 @@ use crate::error::{Damage, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
 use crate::properties::{Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective};
-use crate::rows::OwnerKind;
-use crate::space::{Forest, LimitRefusal, Limits, OwnerQuota, Usage};
+use crate::space::{Forest, LimitRefusal, Limits, OwnerQuotas, Usage};
 
 /// What a property shall become.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,21 +216,32 @@ impl Admin {
     }
 
     /// The quotas of users and groups in a dataset.
-    pub(super) fn owner_quotas(&self, id: u64) -> Result<HashMap<(OwnerKind, u32), OwnerQuota>, PoolError> {
+    pub(super) fn owner_quotas(&self, id: u64) -> Result<OwnerQuotas, PoolError> {
         use crate::properties::owner::OwnerFigure;
-        let mut quotas: HashMap<(OwnerKind, u32), OwnerQuota> = HashMap::new();
-        for (name, row) in self.catalog.properties(id)? {
-            let Ok(Property::Owner(owner)) = dataset_property(&name) else { continue };
-            let (Some(number), Ok(limit)) = (owner.id(), row.value.parse::<u64>()) else { continue };
-            if limit == 0 || row.source == PropertySource::Masked {
+        let (mut quotas, rows) = (OwnerQuotas::default(), self.catalog.properties(id)?);
+        // `none` is no number, or 0.
+        let limit = |value: &str| value.parse::<u64>().ok().filter(|limit| *limit > 0);
+        for (name, row) in &rows {
+            let Ok(Property::Owner(owner)) = dataset_property(name) else { continue };
+            let (Some(number), Some(limit)) = (owner.id(), limit(&row.value)) else { continue };
+            if row.source == PropertySource::Masked {
                 continue;
             }
-            let quota = quotas.entry((owner.kind, number)).or_default();
+            let quota = quotas.own.entry((owner.kind, number)).or_default();
             match owner.figure {
                 OwnerFigure::Quota => quota.bytes = quota.bytes.or(Some(limit)),
                 OwnerFigure::ObjectQuota => quota.objects = quota.objects.or(Some(limit)),
                 OwnerFigure::Used | OwnerFigure::ObjectsUsed => {}
             }
+        }
+        let chain = [crate::properties::Level { name: "", rows: &rows }];
+        for (name, of) in [
+            ("defaultuserquota", &mut quotas.users.bytes),
+            ("defaultuserobjquota", &mut quotas.users.objects),
+            ("defaultgroupquota", &mut quotas.groups.bytes),
+            ("defaultgroupobjquota", &mut quotas.groups.objects),
+        ] {
+            *of = effective::effective(&dataset_property(name)?, &chain).and_then(|found| limit(&found.value));
         }
         Ok(quotas)
     }

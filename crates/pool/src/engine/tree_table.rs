@@ -89,19 +89,19 @@ impl Table for TreeTable {
         Ok(Some(Box::new(move || Context { frames: &*frames, cache: &cache }.fetch(&fetch))))
     }
 
-    fn absent_in(&self, range: &Range<Vec<u8>>, leaves: usize) -> Result<Option<Absent>, PoolError> {
+    fn absent_ahead(&self, range: &Range<Vec<u8>>, (near, far): (usize, usize)) -> Result<Option<Absent>, PoolError> {
         if !self.may_miss() {
             return Ok(None);
         }
         let (view, range) = (self.tree.view(), range.clone());
-        if !view.lacks(&self.cache, &range.start, &range.end, leaves) {
+        if !view.lacks(&self.cache, &range.start, &range.end, near) {
             return Ok(None);
         }
         let (frames, cache) = (Arc::clone(&self.frames), Arc::clone(&self.cache));
         Ok(Some(Box::new(move || {
             let end = Some(range.end.as_slice()).filter(|end| !end.is_empty());
             let mut cursor = view.cursor(Context { frames: &*frames, cache: &cache }, &range.start, end)?;
-            for _ in 1..leaves {
+            for _ in 1..far {
                 if !cursor.skip_leaf()? {
                     break;
                 }
@@ -128,10 +128,25 @@ impl Table for TreeTable {
 
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
         let context = Context { frames: &*self.frames, cache: &self.cache };
+        // What cannot be read is found before anything is changed. The first change may still find it: nothing is half done by then.
+        let mut rest = batch.changes().iter().enumerate().skip(1);
+        // Which of the first rows were found, a bit each: they need not be looked for again where they are to go.
+        let mut found = 0_u64;
+        let prepared = rest.try_for_each(|(at, change)| {
+            let there = self.tree.prepare(&context, txg, &change.key, change.row.as_deref())?;
+            found |= u64::from(there).checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
+            Ok(())
+        });
+        if prepared.is_err() {
+            self.held.become_now(self.tree.dirty_bytes());
+            return prepared;
+        }
+        let was_found = |at: usize| u32::try_from(at).ok().and_then(|at| found.checked_shr(at)).is_some_and(|bits| bits & 1 == 1);
         let mut changed = Ok(());
         for (at, change) in batch.changes().iter().enumerate() {
             changed = match &change.row {
                 Some(row) => self.tree.put(&context, txg, &change.key, row),
+                None if was_found(at) => self.tree.remove_present(&context, txg, &change.key),
                 None => self.tree.remove(&context, txg, &change.key).map(drop),
             };
             if let Err(error) = &changed {

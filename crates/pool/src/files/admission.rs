@@ -5,14 +5,13 @@
 //!
 //! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with one before it is told.
 
-use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use super::{FileError, Files, Result, Table};
-use crate::error::PoolError;
+use crate::error::{Damage, PoolError};
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Inode as Row, OwnerKind, OwnerUse, keys};
-use crate::space::{OwnerQuota, Purpose};
+use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
 /// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is done.
 const ROWS: u64 = 1;
@@ -96,7 +95,7 @@ pub struct Rules {
     /// When reading is noted.
     pub access: AccessTimes,
     /// Quotas of owners.
-    pub quotas: HashMap<(OwnerKind, u32), OwnerQuota>,
+    pub quotas: OwnerQuotas,
 }
 
 /// How a write is admitted.
@@ -154,6 +153,9 @@ impl<T: Table> Files<T> {
     }
 
     pub(super) fn check_writable(&self) -> Result<()> {
+        if self.headless.load(Ordering::Relaxed) {
+            return Err(PoolError::Format(Damage::Structure("the head of the file system cannot be read: it is read-only")).into());
+        }
         if self.rules.read().read_only && !self.is_replaying() { Err(FileError::ReadOnly) } else { Ok(()) }
     }
 
@@ -220,8 +222,8 @@ impl<T: Table> Files<T> {
             return Ok(());
         }
         for owner in owners {
-            let quota = self.rules.read().quotas.get(owner).copied();
-            if let Some(quota) = quota {
+            let quota = self.rules.read().quotas.of(*owner);
+            if quota != OwnerQuota::default() {
                 quota.admits(&self.owner_use(*owner)?, bytes, objects).map_err(|_| FileError::OwnerQuota)?;
             }
         }

@@ -5,15 +5,18 @@
 //! [`crate::rows::extent::INLINE_FILE`] bytes lies in the row.
 
 mod flush;
+mod packed;
 mod settling;
 mod sizes;
 
+pub(super) use flush::graver;
 #[cfg(test)]
 pub(super) use sizes::STEP;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use self::packed::PackedAhead;
 use super::admission::{Admit, worst};
 use super::inodes::{Buffered, Editing, Pending};
 use super::patches::overlap;
@@ -92,7 +95,7 @@ impl<T: Table> Files<T> {
         let active = inode.active.read();
         let row = match active.as_ref() {
             Some(active) => active.row,
-            None => self.stored(inode.number())?,
+            None => self.kept_or_stored(inode.number())?,
         };
         check_regular(&row)?;
         let length = row.size.saturating_sub(offset).min(buffer.len() as u64) as usize;
@@ -180,9 +183,10 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where nothing could be written.
     pub fn write(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
+        let ahead = self.pack_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, offset, data, Admit::Asked)
+            self.write_admitted(inode, offset, (data, ahead.as_ref()), Admit::Asked)
         })
     }
 
@@ -191,13 +195,21 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where the pool has no room at all.
     pub fn write_held(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
-        self.with_relief(|| self.write_admitted(inode, offset, data, Admit::Held))
+        let ahead = self.pack_ahead(inode, offset, data);
+        self.with_relief(|| self.write_admitted(inode, offset, (data, ahead.as_ref()), Admit::Held))
     }
 
-    fn write_admitted(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8], admit: Admit) -> Result<WriteOutcome> {
+    fn write_admitted(
+        &self,
+        inode: &Arc<Inode>,
+        offset: Option<u64>,
+        (data, ahead): (&[u8], Option<&PackedAhead>),
+        admit: Admit,
+    ) -> Result<WriteOutcome> {
         let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
         check_regular(&edited.row)?;
+        inode.check_stored()?;
         let offset = offset.unwrap_or(edited.row.size);
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
         if data.is_empty() {
@@ -212,6 +224,7 @@ impl<T: Table> Files<T> {
             return self.write_small(entered.txg(), edited, data, admit);
         }
         let shift = edited.row.record_shift;
+        inode.shift.store(shift, Ordering::Relaxed);
         let mut batch = Batch::default();
         let mut written = 0usize;
         let mut failed = None;
@@ -226,7 +239,7 @@ impl<T: Table> Files<T> {
         let is_whole = |(piece, _): &(Piece, &[u8])| piece.length == 1 << shift;
         for group in parts.chunk_by(|one, next| is_whole(one) && is_whole(next)) {
             let (done, error) = match group {
-                [one, ..] if is_whole(one) => self.write_records(entered.txg(), &mut edited, group, (admit, &mut batch)),
+                [one, ..] if is_whole(one) => self.write_records(entered.txg(), &mut edited, (group, ahead), (admit, &mut batch)),
                 [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, admit) {
                     Ok(()) => (piece.length, None),
                     Err(error) => (0, Some(error)),
@@ -272,12 +285,12 @@ impl<T: Table> Files<T> {
         applied.map(|()| WriteOutcome { written: data.len(), offset: 0 })
     }
 
-    /// Replaces whole records, packed by several threads where that pays; answers how many bytes of them, from the front, and what stopped it.
+    /// Replaces whole records, packed ahead or by several threads where that pays; answers how many bytes of them, from the front, and what stopped it.
     fn write_records(
         &self,
         txg: Txg,
         edited: &mut Editing<'_>,
-        records: &[(Piece, &[u8])],
+        (records, ahead): (&[(Piece, &[u8])], Option<&PackedAhead>),
         (admit, batch): (Admit, &mut Batch),
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
@@ -292,7 +305,14 @@ impl<T: Table> Files<T> {
         let frames: Vec<NewFrame<'_>> =
             framed.map(|((piece, content), _)| self.new_frame(&storing, txg, (number, piece.record << shift), content)).collect();
         let mut pointers = Vec::with_capacity(frames.len());
-        if let Err(error) = self.frames.write_all(&frames, &mut pointers) {
+        let outcome = match ahead.and_then(|ahead| ahead.of(&storing, shift, frames.iter().map(|frame| frame.owner.offset >> shift))) {
+            Some(packed) => frames.iter().zip(packed).try_for_each(|(frame, packed)| {
+                pointers.push(self.frames.write_packed(frame, packed)?);
+                Ok(())
+            }),
+            None => self.frames.write_all(&frames, &mut pointers),
+        };
+        if let Err(error) = outcome {
             failed = Some(error.into());
         }
         pointers.iter().for_each(|pointer| self.count_written(pointer));

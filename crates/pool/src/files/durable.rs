@@ -68,6 +68,34 @@ impl<T: Table> Files<T> {
         Ok(Durable::Logged(ticket))
     }
 
+    /// Whether what a recorded change needs can be read.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn look_at(&self, change: &Change<'_>) -> Result<()> {
+        let row = |key: &[u8]| {
+            self.warm(key)?;
+            Ok::<_, FileError>(self.table.read().get(key)?)
+        };
+        match change {
+            Change::Put { key, .. } | Change::Delete { key } => {
+                row(key)?;
+                match keys::Key::decode(key)? {
+                    keys::Key::Extent { inode, .. } | keys::Key::Patch { inode, .. } | keys::Key::Xattr { inode, .. } => {
+                        row(&keys::inode(inode)).map(drop)
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Change::Write { inode, offset, data } => match self.stored(*inode) {
+                Err(FileError::NotFound) => Ok(()),
+                Err(error) => Err(error),
+                Ok(row) => self.look_at_records(&row, *inode, *offset, data.len() as u64),
+            },
+            Change::DeleteRange { .. } => Ok(()),
+        }
+    }
+
     /// Applies a change that was recorded and not committed.
     ///
     /// # Errors
@@ -115,6 +143,8 @@ impl<T: Table> Files<T> {
                 self.replay_attribute(key, value, inode, &name)?;
                 0
             }
+            // The cut makes it by itself.
+            keys::Key::Cut(_) => 0,
             keys::Key::Patch { .. } => {
                 return Err(PoolError::Refused("a log that names frames, which this version does not write".to_owned()).into());
             }
@@ -169,6 +199,7 @@ impl<T: Table> Files<T> {
             accessed: Some(TimeChange::To(row.accessed)),
             modified: Some(TimeChange::To(row.modified)),
             kill_privileges: false,
+            only_longer: false,
             flags: Some(row.flags),
         };
         let now = self.set_attributes(&inode, &change)?;
@@ -231,6 +262,7 @@ impl<T: Table> Files<T> {
                     done => done,
                 };
             }
+            keys::Key::Cut(_) => return Ok(()),
             _ => batch.remove(key),
         }
         self.apply(entered.txg(), &batch)

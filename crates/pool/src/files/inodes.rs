@@ -1,16 +1,14 @@
-//! Inodes: which are known to anybody, the attributes of the active ones, changes of attributes.
-//!
-//! An inode is known while somebody holds its `Arc`. When the last holder lets go of one that has no name left, its number goes to the list of those
-//! that are to be freed.
+//! Inodes: the attributes of the active ones, changes of attributes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use super::patches::{Fragments, is_unreadable};
+use super::known::Known;
+use super::patches::{Fragments, is_rotten, is_unreadable};
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
 use crate::error::PoolError;
 use crate::pointer::Txg;
@@ -21,51 +19,6 @@ use crate::space::Purpose;
 /// What an active inode takes in memory beside its content, bytes: measured roughly.
 pub(super) const ACTIVE: u64 = 768;
 
-/// The inodes that somebody holds, and those without a name that nobody holds any more.
-#[derive(Debug, Default)]
-pub(super) struct Known {
-    held: Mutex<HashMap<u64, Weak<Inode>>>,
-    let_go: Mutex<Vec<u64>>,
-}
-
-impl Known {
-    /// The inode of this number; the same one for everybody.
-    pub(super) fn get(self: &Arc<Self>, number: u64) -> Arc<Inode> {
-        let mut held = self.held.lock();
-        if let Some(inode) = held.get(&number).and_then(Weak::upgrade) {
-            return inode;
-        }
-        let inode = Arc::new(Inode { number, known: Arc::clone(self), active: RwLock::new(None), asked: AtomicU64::new(0) });
-        held.insert(number, Arc::downgrade(&inode));
-        inode
-    }
-
-    /// Whether somebody holds this one.
-    pub(super) fn is_held(&self, number: u64) -> bool {
-        self.held.lock().get(&number).is_some_and(|inode| inode.strong_count() > 0)
-    }
-
-    /// All that somebody holds.
-    pub(super) fn all(&self) -> Vec<Arc<Inode>> {
-        self.held.lock().values().filter_map(Weak::upgrade).collect()
-    }
-
-    /// Inodes without a name that nobody holds.
-    pub(super) fn take_let_go(&self) -> Vec<u64> {
-        std::mem::take(&mut *self.let_go.lock())
-    }
-
-    /// Inodes that are to be freed another time.
-    pub(super) fn put_let_go(&self, numbers: impl IntoIterator<Item = u64>) {
-        self.let_go.lock().extend(numbers);
-    }
-
-    /// Whether there are inodes to be freed.
-    pub(super) fn has_let_go(&self) -> bool {
-        !self.let_go.lock().is_empty()
-    }
-}
-
 /// One inode, as its holders know it.
 #[derive(Debug)]
 pub struct Inode {
@@ -74,28 +27,57 @@ pub struct Inode {
     pub(super) active: RwLock<Option<Box<Active>>>,
     /// Up to this record devices were asked ahead of a reader: a hint.
     pub(super) asked: AtomicU64,
+    /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
+    pub(super) shift: AtomicU8,
+    /// Why something that was written cannot be stored; kept for whoever syncs the file.
+    pub(super) apart: Mutex<Option<Apart>>,
 }
 
 impl Inode {
+    pub(super) fn new(number: u64, known: &Arc<Known>) -> Inode {
+        let (active, asked, shift, apart) = (RwLock::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
+        Inode { number, known: Arc::clone(known), active, asked, shift, apart }
+    }
+
     /// Its number.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
+
+    /// Whether nothing that was written to it waits for rows that cannot be read.
+    ///
+    /// # Errors
+    /// Why something does.
+    pub(crate) fn check_stored(&self) -> Result<()> {
+        match &*self.apart.lock() {
+            Some(Apart { error, lost: false, .. }) => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for whoever syncs it, who hears once of what was given up as well.
+    pub(crate) fn check_synced(&self) -> Result<()> {
+        self.check_stored()?;
+        self.apart.lock().take().map_or(Ok(()), |apart| Err(apart.error))
+    }
+}
+
+/// Something that was written to a file cannot be stored.
+#[derive(Clone, Debug)]
+pub(super) struct Apart {
+    /// The txg that found it.
+    pub(super) since: Txg,
+    /// Why.
+    pub(super) error: FileError,
+    /// It was given up.
+    pub(super) lost: bool,
 }
 
 impl Drop for Inode {
     fn drop(&mut self) {
-        {
-            let mut held = self.known.held.lock();
-            // A new one of this number may have been made since the count fell to zero.
-            if held.get(&self.number).is_some_and(|weak| weak.strong_count() == 0) {
-                held.remove(&self.number);
-            }
-        }
-        if self.active.get_mut().as_ref().is_some_and(|active| active.nameless) {
-            self.known.let_go.lock().push(self.number);
-        }
+        let nameless = self.active.get_mut().as_ref().is_some_and(|active| active.nameless);
+        self.known.ended(self.number, nameless);
     }
 }
 
@@ -186,6 +168,8 @@ pub struct AttributeChange {
     pub gid: Option<u32>,
     /// Size, bytes; for regular files.
     pub size: Option<u64>,
+    /// The size is made larger only: who is longer by then stays so.
+    pub only_longer: bool,
     /// Access time.
     pub accessed: Option<TimeChange>,
     /// Modification time.
@@ -286,8 +270,20 @@ impl<T: Table> Files<T> {
         let active = inode.active.read();
         match active.as_ref() {
             Some(active) => Ok(active.shown()),
-            None => self.stored(inode.number),
+            None => self.kept_or_stored(inode.number),
         }
+    }
+
+    /// Attributes as the table has them, from what was looked at last where they are there.
+    pub(super) fn kept_or_stored(&self, number: u64) -> Result<Row> {
+        if let Some(row) = self.recent.get(number) {
+            return Ok(row);
+        }
+        self.warm(&keys::inode(number))?;
+        let table = self.table.read();
+        let row = Self::stored_in(&table, number)?;
+        self.recent.note(number, &row);
+        Ok(row)
     }
 
     /// Attributes as the table has them.
@@ -306,9 +302,16 @@ impl<T: Table> Files<T> {
         let active = inode.active.write();
         let row = match active.as_ref() {
             Some(active) => active.row,
-            None => self.stored(inode.number)?,
+            None => self.kept_or_stored(inode.number)?,
         };
         Ok(Editing { number: inode.number, active, row, pending: Vec::new() })
+    }
+
+    /// The same of one that is active.
+    pub(super) fn edit_active<'a>(&self, inode: &'a Inode) -> Option<Editing<'a>> {
+        let active = inode.active.write();
+        let row = active.as_ref()?.row;
+        Some(Editing { number: inode.number, active, row, pending: Vec::new() })
     }
 
     /// Remembers that an inode has something to flush.
@@ -321,6 +324,10 @@ impl<T: Table> Files<T> {
 
     /// Ends an edit: an inode that differs from the table is noted for the next flush, any other is no longer active.
     pub(super) fn finish(&self, inode: &Arc<Inode>, mut edited: Editing<'_>) {
+        if edited.row.flags & CUT != 0 {
+            // Whoever cuts goes on with it; where he cannot, or was gone, it is swept.
+            self.known.put_cut([inode.number]);
+        }
         let Some(active) = edited.active.as_ref() else { return };
         if active.differs() {
             self.note_dirty(inode);
@@ -343,6 +350,9 @@ impl<T: Table> Files<T> {
 
     fn change_attributes(&self, inode: &Arc<Inode>, change: &AttributeChange) -> Result<Row> {
         let (entered, mut edited) = self.enter_growing(inode, |row| change.size.unwrap_or(row.size))?;
+        if let Some(row) = change_nameless(&mut edited, change, (self.clock)()) {
+            return Ok(row);
+        }
         let txg = entered.txg();
         let before = edited.row;
         let stored_size = edited.active.as_ref().map(|active| active.stored_size);
@@ -380,7 +390,7 @@ impl<T: Table> Files<T> {
     fn change_edited(&self, txg: Txg, edited: &mut Editing<'_>, change: &AttributeChange, batch: &mut Batch) -> Result<()> {
         let now = (self.clock)();
         self.judge_new_owner(&edited.row, change)?;
-        if let Some(size) = change.size {
+        if let Some(size) = change.size.filter(|size| !change.only_longer || *size > edited.row.size) {
             match edited.file_type() {
                 FileType::Regular => self.resize(txg, edited, size, batch)?,
                 FileType::Directory => return Err(FileError::IsDirectory),
@@ -441,8 +451,6 @@ impl<T: Table> Files<T> {
 
     /// What the flush puts into the table for each owner, and the head.
     pub(super) fn put_counters(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
-        use crate::rows::Head;
-        use std::sync::atomic::Ordering::Relaxed;
         let mut outcome = Ok(());
         self.uses.lock().retain(|owner, change| match Self::count_use(table, *owner, *change, batch) {
             Ok(()) => false,
@@ -458,6 +466,23 @@ impl<T: Table> Files<T> {
             }
         });
         outcome?;
+        let put = self.put_head(table, batch).map_err(FileError::from);
+        if let Err(error) = &put
+            && is_rotten(error)
+        {
+            // Numbers that are given now could be given again: nobody changes anything here until it can be noted, and the others go on.
+            if !self.headless.swap(true, std::sync::atomic::Ordering::Relaxed) {
+                tracing::error!(dataset = self.dataset, %error, "the head of a file system cannot be read: it is read-only");
+            }
+            return Ok(());
+        }
+        self.headless.store(false, std::sync::atomic::Ordering::Relaxed);
+        put.or_else(|error| if let FileError::Pool(error) = error { Err(error) } else { Ok(()) })
+    }
+
+    fn put_head(&self, table: &T, batch: &mut Batch) -> std::result::Result<(), PoolError> {
+        use crate::rows::Head;
+        use std::sync::atomic::Ordering::Relaxed;
         let numbers = &self.numbers;
         let head =
             Head { next: numbers.next.load(Relaxed), root: numbers.root, seed: numbers.seed, objects: numbers.objects.load(Relaxed) };
@@ -491,6 +516,17 @@ impl<T: Table> Files<T> {
         }
         Ok(())
     }
+}
+
+/// Times of a file that has lost its last name for good: they live as long as it is held, so nothing but memory has to know them. The kernel tells one
+/// with each removal where it keeps times itself.
+fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<Row> {
+    let only_times = AttributeChange { accessed: change.accessed, modified: change.modified, ..AttributeChange::default() };
+    let row = &mut edited.row;
+    let active = edited.active.as_mut().filter(|active| active.nameless && !active.linkable && *change == only_times)?;
+    apply_change(row, change, now);
+    active.row = *row;
+    Some(active.shown())
 }
 
 fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {

@@ -83,6 +83,10 @@ impl Chunk {
 
 /// So many leaves hold the entries that are read at once, or nearly all of them.
 const CHUNK_LEAVES: usize = 8;
+/// What comes next is read ahead where one of so many leaves is missing ...
+const NEAR_LEAVES: usize = 24;
+/// ... so many of them: 2 MiB.
+const FAR_LEAVES: usize = 64;
 /// So often rows are looked at again after something that was missing was read; then they are read as they are.
 const LOOKS_MOST: usize = 3;
 
@@ -120,7 +124,8 @@ impl<T: Table> Files<T> {
         expected: usize,
         visit: &mut dyn FnMut(&Seen<'_>) -> bool,
     ) -> Result<()> {
-        if self.attributes(directory)?.file_type() != Some(FileType::Directory) {
+        let row = self.attributes(directory)?;
+        if row.file_type() != Some(FileType::Directory) {
             return Err(FileError::NotDirectory);
         }
         let mut chunk = Chunk::default();
@@ -128,6 +133,9 @@ impl<T: Table> Files<T> {
         loop {
             let wanted = left.clamp(FEWEST, TOGETHER);
             self.read_chunk(directory.number(), behind, (attributes, wanted), &mut chunk)?;
+            if chunk.entries.len() == wanted {
+                self.read_ahead(directory.number(), attributes.then_some(row.size), &chunk)?;
+            }
             if attributes {
                 self.show_active(&mut chunk);
             }
@@ -144,6 +152,23 @@ impl<T: Table> Files<T> {
             }
             left = left.saturating_sub(wanted);
         }
+    }
+
+    /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so many names where they are wanted.
+    fn read_ahead(&self, directory: u64, inodes_of: Option<u64>, chunk: &Chunk) -> Result<()> {
+        let Some(last) = chunk.entries.last() else { return Ok(()) };
+        let leaves = (NEAR_LEAVES, FAR_LEAVES);
+        let table = self.table.read();
+        let names = table.absent_ahead(&keys::entries(directory, last.sequence.saturating_add(1)), leaves)?;
+        // Where inodes lie in the order of the names, those of the names to come follow.
+        let ordered = chunk.entries.is_sorted_by(|one, next| one.number < next.number && next.number - one.number <= DENSE);
+        let rows = match inodes_of.filter(|_| ordered) {
+            Some(names) => table.absent_ahead(&inodes(last.number, last.number.saturating_add(names)), leaves)?,
+            None => None,
+        };
+        drop(table);
+        rows.into_iter().chain(names).for_each(|read| self.ahead.go(read));
+        Ok(())
     }
 
     /// Reads the next entries, and the attributes that the table has of them, as they are at one moment.
@@ -180,7 +205,7 @@ impl<T: Table> Files<T> {
                 break (table, order);
             }
             drop(table);
-            absent.into_iter().try_for_each(|read| read())?;
+            absent.into_iter().for_each(super::hint);
         };
         for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
             Self::read_rows(&table, group, &mut chunk.entries)?;

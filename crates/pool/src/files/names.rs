@@ -82,7 +82,7 @@ impl<T: Table> Files<T> {
                 None => break (found, Self::stored_in(&table, found.inode)?),
                 Some(read) => {
                     drop(table);
-                    read()?;
+                    super::hint(read);
                 }
             }
         };
@@ -306,7 +306,7 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NotFound`], [`FileError::IsDirectory`].
     pub fn unlink(&self, directory: &Inode, name: &[u8]) -> Result<()> {
-        self.take(directory, name, false)
+        self.take(directory, name, false).map(drop)
     }
 
     /// Removes an empty directory.
@@ -314,12 +314,17 @@ impl<T: Table> Files<T> {
     /// # Errors
     /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NotEmpty`].
     pub fn remove_directory(&self, directory: &Inode, name: &[u8]) -> Result<()> {
-        self.take(directory, name, true)
+        self.take(directory, name, true).map(drop)
     }
 
-    fn take(&self, directory: &Inode, name: &[u8], is_directory: bool) -> Result<()> {
+    /// Takes the name of a directory that is empty, or of anything else; answers whose it was, and how many names are left to that.
+    ///
+    /// # Errors
+    /// As [`Self::unlink`] and [`Self::remove_directory`].
+    pub fn take(&self, directory: &Inode, name: &[u8], is_directory: bool) -> Result<(Arc<Inode>, u32)> {
         check_name(name)?;
         self.with_relief(|| self.admit_rows(Purpose::Free))?;
+        self.warm(&keys::names(directory.number(), keys::name_hash(self.numbers.seed, name)).start)?;
         let entered = self.enter()?;
         let _names = self.names.lock();
         let mut parent = self.edit(directory)?;
@@ -342,7 +347,10 @@ impl<T: Table> Files<T> {
         lose_name(&mut taken, now, &mut batch);
         lose(&mut parent, found.file_type, now);
         parent.put(&mut batch);
-        self.apply_recorded(entered.txg(), &batch)
+        self.apply_recorded(entered.txg(), &batch)?;
+        let left = taken.row.links;
+        drop(taken);
+        Ok((inode, left))
     }
 
     /// Renames.

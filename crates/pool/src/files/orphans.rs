@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Batch, Files, Result, Table};
 use crate::deadlist::Dead;
+use crate::rows::inode::flags::CUT;
 use crate::rows::{Extent, Inode as Row, Xattr, keys};
 
 /// How many rows one step frees: a step holds the txg open.
@@ -70,6 +71,7 @@ impl<T: Table> Files<T> {
             true
         })?;
         numbers.retain(|number| !held.contains(number));
+        self.find_cuts()?;
         let (mut gone, mut outcome) = (0, Ok(()));
         for number in numbers {
             if self.known.is_held(number) {
@@ -116,6 +118,9 @@ impl<T: Table> Files<T> {
             if complete {
                 batch.remove(&keys::inode(number));
                 batch.remove(&keys::orphan(number));
+                if row.flags & CUT != 0 {
+                    batch.remove(&keys::cut(number));
+                }
             } else {
                 batch.put(&keys::inode(number), row.encode());
             }

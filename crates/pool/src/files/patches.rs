@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use super::admission::{Admit, worst};
-use super::content::Piece;
+use super::content::{Piece, graver};
 use super::inodes::{Buffered, Editing};
 use super::{Batch, FileError, Files, Result, Table};
 use crate::deadlist::Dead;
@@ -235,13 +235,25 @@ impl<T: Table> Files<T> {
         charged
     }
 
+    /// A record's patches, and whether there can be another one.
+    fn patches_to_add_to(&self, edited: &Editing<'_>, record: u64) -> Result<Vec<(u64, u64, Patch)>> {
+        let there = self.stored_patches(&edited.row, edited.number, record, record)?;
+        if there.is_empty() {
+            // The first one's row goes where nobody has looked yet.
+            let key = keys::patch(edited.number, record, 0);
+            self.warm(&key)?;
+            self.table.read().get(&key)?;
+        }
+        Ok(there)
+    }
+
     /// The number of the next patch of a record, where what waits is worth one.
     fn next_patch(&self, edited: &Editing<'_>, record: u64, buffered: &Buffered) -> Result<Option<u64>> {
         let small = buffered.fragments.bytes() * PATCH_SHARE <= buffered.base && buffered.fragments.0.len() <= PIECES_MOST;
         if !small {
             return Ok(None);
         }
-        let there = self.stored_patches(&edited.row, edited.number, record, record)?;
+        let there = self.patches_to_add_to(edited, record)?;
         let next = there.last().map_or(0, |(_, number, _)| number + 1);
         Ok((there.len() < PATCHES_MOST).then_some(next))
     }
@@ -277,7 +289,7 @@ impl<T: Table> Files<T> {
                 Err(error) => error,
             };
             // Nothing that was accepted may depend on what lies there already.
-            match self.stored_patches(&edited.row, edited.number, record, record) {
+            match self.patches_to_add_to(edited, record) {
                 Ok(there) if is_unreadable(&error) => {
                     tracing::warn!(inode = edited.number, record, %error, "what was written to a record that cannot be read is stored beside it");
                     let next = there.last().map_or(0, |(_, number, _)| number + 1);
@@ -285,12 +297,12 @@ impl<T: Table> Files<T> {
                 }
                 _ => {
                     put_back(edited, record, buffered);
-                    outcome = Err(error);
+                    outcome = graver(outcome, Err(error));
                 }
             }
         }
         let stored = self.store_patches(txg, edited, patches, batch);
-        (whole, outcome.and(stored))
+        (whole, graver(outcome, stored))
     }
 
     fn store_patches(&self, txg: Txg, edited: &mut Editing<'_>, patches: Vec<(u64, Buffered, u64)>, batch: &mut Batch) -> Result<()> {
@@ -331,8 +343,13 @@ impl<T: Table> Files<T> {
 }
 
 /// Whether an error is about what was to be read, not about the pool.
-pub(super) fn is_unreadable(error: &FileError) -> bool {
+pub(crate) fn is_unreadable(error: &FileError) -> bool {
     matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_) | PoolError::Device { doing: "reading", .. }))
+}
+
+/// Whether an error is about what was to be read, and will stay: what a device refuses to read now it may read another time.
+pub(crate) fn is_rotten(error: &FileError) -> bool {
+    matches!(error, FileError::Pool(PoolError::Frame { .. } | PoolError::Format(_)))
 }
 
 /// A record's parts in as many as there must be patches; the first has the promise of all.

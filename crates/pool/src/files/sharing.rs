@@ -82,6 +82,8 @@ impl<T: Table> Files<T> {
         let txg = entered.txg();
         if from.active.read().as_ref().is_some_and(|active| !active.records.is_empty()) {
             self.flush_one(txg, from)?;
+            // What cannot be stored cannot be shared.
+            from.check_stored()?;
         }
         let _names = self.names.lock();
         let source = self.edit(from)?;

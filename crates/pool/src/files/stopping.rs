@@ -71,10 +71,12 @@ impl<T: Table> Stopped<'_, T> {
         let head = Head::decode(&table.get(&keys::head())?.unwrap_or_default())?;
         let _names = files.names.lock();
         let held = files.known.all();
-        *files.table.write() = table;
-        for inode in &held {
-            *inode.active.write() = None;
+        {
+            let mut old = files.table.write();
+            files.recent.clear();
+            *old = table;
         }
+        held.iter().for_each(|inode| files.empty(inode));
         let forgotten = files.dirty.lock().drain().count() as u64;
         files.buffered.shrink(forgotten * super::inodes::ACTIVE);
         files.uses.lock().clear();
@@ -87,6 +89,24 @@ impl<T: Table> Stopped<'_, T> {
 }
 
 impl<T: Table> Files<T> {
+    /// Nobody uses the dataset any more, after a commit: what that could not store is lost.
+    pub fn give_up(&self) {
+        let left: Vec<Arc<super::Inode>> = self.dirty.lock().drain().map(|(_, inode)| inode).collect();
+        for inode in &left {
+            tracing::error!(dataset = self.dataset, inode = inode.number(), "what was written to a file is lost");
+            self.buffered.shrink(super::inodes::ACTIVE);
+            self.empty(inode);
+        }
+    }
+
+    /// Takes out of memory what is there of an inode: nothing, after a commit, but where rows are damaged.
+    fn empty(&self, inode: &super::Inode) {
+        let txg = self.gate.enter().txg();
+        let active = inode.active.write().take();
+        inode.apart.lock().take();
+        active.iter().for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
+    }
+
     /// Marks what is held and has no name, after a table was replaced: it goes when its last holder lets go. Other inodes without a name are freed.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use crate::pointer::Txg;
 use crate::rows::{Inode as Row, OwnerKind};
 
 /// Reads something that a table needs.
-pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError>>;
+pub type Absent = Box<dyn FnOnce() -> Result<(), PoolError> + Send>;
 
 /// The rows of a dataset.
 pub trait Table: Send + Sync {
@@ -34,7 +34,15 @@ pub trait Table: Send + Sync {
     /// # Errors
     /// As [`Self::get`].
     fn absent_in(&self, range: &Range<Vec<u8>>, leaves: usize) -> Result<Option<Absent>, PoolError> {
-        let _ = (range, leaves);
+        self.absent_ahead(range, (leaves, leaves))
+    }
+
+    /// The same where one of the first `near` leaves is missing; then the first `far` are read.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    fn absent_ahead(&self, range: &Range<Vec<u8>>, (near, far): (usize, usize)) -> Result<Option<Absent>, PoolError> {
+        let _ = (range, near, far);
         Ok(None)
     }
 

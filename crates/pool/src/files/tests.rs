@@ -64,6 +64,7 @@ impl Table for MapTable {
         if self.1.refuses.load(Ordering::Relaxed) {
             return Err(PoolError::Format(Damage::Checksum));
         }
+        batch.changes().iter().try_for_each(|change| self.1.look(&change.key))?;
         self.1.longest.fetch_max(batch.changes().len(), Ordering::Relaxed);
         for change in batch.changes() {
             match &change.row {
@@ -135,7 +136,7 @@ fn ground(frames: &Arc<MapFrames>) -> Ground {
 
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
-    (Files::format(ground(&frames), MapTable::default(), 99).unwrap(), frames)
+    (Files::format(ground(&frames), MapTable::default(), 99, (0, 0)).unwrap(), frames)
 }
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {

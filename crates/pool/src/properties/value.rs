@@ -22,7 +22,7 @@ impl Definition {
         }
         let value = self.canonical(text)?;
         // Whoever asks for a quota of 0 bytes does not want it lifted.
-        let zero = self.kind == Kind::Limit && value == "0" && text != "none";
+        let zero = matches!(self.kind, Kind::Limit | Kind::Count) && value == "0" && text != "none";
         if zero && self.name.ends_with("quota") { Err(PropertyError::ZeroLimit("quota/refquota")) } else { Ok(value) }
     }
 

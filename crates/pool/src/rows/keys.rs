@@ -25,6 +25,8 @@ pub const ORPHAN: u8 = 0x07;
 pub const OWNER_USE: u8 = 0x08;
 /// Kind byte of patches of records.
 pub const PATCH: u8 = 0x09;
+/// Kind byte of files behind whose end records are left.
+pub const CUT: u8 = 0x0a;
 
 /// Length of the longest name of an entry or an extended attribute, bytes.
 pub const NAME_MOST: usize = 255;
@@ -92,6 +94,8 @@ pub enum Key {
         /// Its place in the order of the record's patches.
         number: u64,
     },
+    /// A file that was cut, and not all that was cut off is freed yet.
+    Cut(u64),
 }
 
 /// The head's key.
@@ -168,6 +172,12 @@ pub fn orphan(inode: u64) -> [u8; 9] {
     one(ORPHAN, inode)
 }
 
+/// The key of a file that is being cut.
+#[must_use]
+pub fn cut(inode: u64) -> [u8; 9] {
+    one(CUT, inode)
+}
+
 /// The key of an owner's use.
 #[must_use]
 pub fn owner_use(kind: OwnerKind, id: u32) -> [u8; 6] {
@@ -234,6 +244,7 @@ impl Key {
             Self::Xattr { inode, name } => xattr(*inode, name),
             Self::Extent { inode, record } => extent(*inode, *record).to_vec(),
             Self::Orphan(number) => orphan(*number).to_vec(),
+            Self::Cut(number) => cut(*number).to_vec(),
             Self::OwnerUse(kind, id) => owner_use(*kind, *id).to_vec(),
             Self::Patch { inode, record, number } => patch(*inode, *record, *number).to_vec(),
         }
@@ -257,6 +268,7 @@ impl Key {
             }
             EXTENT => Self::Extent { inode: number(&mut rest)?, record: number(&mut rest)? },
             ORPHAN => Self::Orphan(number(&mut rest)?),
+            CUT => Self::Cut(number(&mut rest)?),
             PATCH => Self::Patch { inode: number(&mut rest)?, record: number(&mut rest)?, number: number(&mut rest)? },
             OWNER_USE => {
                 let [owner, id @ ..] = array::<5>(&mut rest)?;

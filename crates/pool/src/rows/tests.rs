@@ -36,7 +36,8 @@ fn key() -> impl Strategy<Value = Key> {
         (few.clone(), few.clone(), few.clone()).prop_map(|(directory, hash, sequence)| Key::Name { directory, hash, sequence }),
         (few.clone(), proptest::collection::vec(1u8.., 1..=255)).prop_map(|(inode, name)| Key::Xattr { inode, name }),
         (few.clone(), few.clone()).prop_map(|(inode, record)| Key::Extent { inode, record }),
-        few.prop_map(Key::Orphan),
+        few.clone().prop_map(Key::Orphan),
+        few.prop_map(Key::Cut),
         (any::<bool>(), any::<u32>()).prop_map(|(user, id)| Key::OwnerUse(if user { OwnerKind::User } else { OwnerKind::Group }, id)),
     ]
 }

@@ -33,10 +33,16 @@ pub fn reserve(stream: Stream) -> u64 {
     }
 }
 
+/// With so few free slots, or fewer, of so many cleaning is urgent.
+#[must_use]
+pub fn hurry(total: u64) -> u64 {
+    reserve(Stream::Data) + 3 + total / 64
+}
+
 /// How urgent cleaning is with so many slots free of so many.
 #[must_use]
 pub fn pressure(free: u64, total: u64) -> Pressure {
-    let low = reserve(Stream::Data) + 3 + total / 64;
+    let low = hurry(total);
     if free <= low {
         Pressure::Urgent
     } else if free <= low + total / 8 {

@@ -3,6 +3,8 @@
 //! Callers: the store, under the lock of its table. Invariant: a slot is claimed once; claiming one that is taken, or that a device does not
 //! have, is damage of the table that says so.
 
+use std::collections::BTreeSet;
+
 use crate::error::{Damage, PoolError};
 use crate::label::{self, Place};
 
@@ -10,6 +12,8 @@ use crate::label::{self, Place};
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
     devices: Vec<Device>,
+    /// Devices that are taken from where no other has room.
+    avoided: BTreeSet<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -57,6 +61,11 @@ impl Slots {
         }
     }
 
+    /// From now on other devices are chosen before this one, until the next import; `false` where that was so.
+    pub fn avoid(&mut self, device: u16) -> bool {
+        self.avoided.insert(usize::from(device))
+    }
+
     /// All slots there are.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -77,7 +86,7 @@ impl Slots {
             .iter_mut()
             .enumerate()
             .filter(|(_, device)| device.free > 0)
-            .max_by_key(|(at, device)| (share(device), usize::MAX - at))?;
+            .max_by_key(|(at, device)| (!self.avoided.contains(at), share(device), usize::MAX - at))?;
         let slot = device.taken.iter().skip(device.next).position(|taken| !*taken)? + device.next;
         *device.taken.get_mut(slot)? = true;
         device.free -= 1;
@@ -88,7 +97,11 @@ impl Slots {
     /// Takes a free slot for the copy of what lies at another: on another device where one has room, else as far away as possible.
     pub fn take_apart(&mut self, from: Place) -> Option<Place> {
         let share = |device: &Device| (device.free as u128 * 1_000_000) / (device.taken.len() as u128).max(1);
-        let others = self.devices.iter().enumerate().filter(|(at, device)| device.free > 0 && *at != usize::from(from.device));
+        let others = self
+            .devices
+            .iter()
+            .enumerate()
+            .filter(|(at, device)| device.free > 0 && *at != usize::from(from.device) && !self.avoided.contains(at));
         let other = others.max_by_key(|(at, device)| (share(device), usize::MAX - at)).map(|(at, _)| at);
         let number = other.unwrap_or(usize::from(from.device));
         let device = self.devices.get_mut(number)?;
@@ -99,6 +112,22 @@ impl Slots {
         *device.taken.get_mut(slot)? = true;
         device.free -= 1;
         Some(Place { device: u16::try_from(number).ok()?, slot: u32::try_from(slot).ok()? })
+    }
+
+    /// Takes the next free slots of a device from this one on, as many as lie side by side, but `most`, and as `spare` others stay free; answers the
+    /// first and how many. `None`: there are none that could be taken.
+    pub fn take_run(&mut self, device: u16, from: u32, most: u32, spare: u64) -> Option<(u32, u32)> {
+        let most = u64::from(most).min(self.free().saturating_sub(spare)) as usize;
+        let device = self.devices.get_mut(usize::from(device))?;
+        let first = device.taken.iter().skip(from as usize).position(|taken| !*taken)? + from as usize;
+        let mut count = 0;
+        for taken in device.taken.iter_mut().skip(first).take(most).take_while(|taken| !**taken) {
+            *taken = true;
+            count += 1;
+        }
+        device.free -= count;
+        (count > 0).then_some(())?;
+        Some((u32::try_from(first).ok()?, u32::try_from(count).ok()?))
     }
 
     /// Takes slots that the table says are in use.

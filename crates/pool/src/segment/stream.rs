@@ -1,5 +1,5 @@
 //! Open segments being filled: one per stream. Frames are numbered and placed under the stream's lock and copied into pieces of 1 MiB, which
-//! are written to the device without it, by whoever filled them; until then they are read from here.
+//! are written to the device without it, by whoever filled them or by threads of their own; until then they are read from here.
 //!
 //! Callers: the store. Invariants:
 //! - No I/O and no compression under the lock.
@@ -24,7 +24,7 @@ pub const PIECE: usize = 1 << 20;
 /// Pieces begin and end at multiples of this, bytes.
 pub const ALIGN: u32 = 4096;
 /// Buffers kept for the next pieces.
-const SPARE: usize = 4;
+const SPARE: usize = 8;
 
 /// One stream.
 #[derive(Debug)]
@@ -97,7 +97,8 @@ impl std::ops::Deref for Buffer {
 #[derive(Debug)]
 pub struct Piece {
     number: u64,
-    segment: u32,
+    /// Whose part it is.
+    pub segment: u32,
     /// Where the segment lies: all of its places get the piece.
     pub place: Vec<Place>,
     /// Where the piece begins in it, bytes.

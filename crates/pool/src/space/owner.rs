@@ -1,6 +1,8 @@
-//! Quotas of users and groups within one dataset: `userquota@`, `groupquota@` and their `obj` variants.
+//! Quotas of users and groups within one dataset: `userquota@`, `groupquota@`, `defaultuserquota`, `defaultgroupquota` and their `obj` variants.
 
-use crate::rows::OwnerUse;
+use std::collections::HashMap;
+
+use crate::rows::{OwnerKind, OwnerUse};
 
 /// The limits of one owner; `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,6 +11,36 @@ pub struct OwnerQuota {
     pub bytes: Option<u64>,
     /// Of inodes.
     pub objects: Option<u64>,
+}
+
+/// All limits of owners in one dataset.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerQuotas {
+    /// Of owners who have limits of their own.
+    pub own: HashMap<(OwnerKind, u32), OwnerQuota>,
+    /// Of every user, where there is none of its own.
+    pub users: OwnerQuota,
+    /// Of every group, where there is none of its own.
+    pub groups: OwnerQuota,
+}
+
+impl OwnerQuotas {
+    /// Whether nobody has any limit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.own.is_empty() && self.users == OwnerQuota::default() && self.groups == OwnerQuota::default()
+    }
+
+    /// The limits of an owner: its own, or else those of its kind.
+    #[must_use]
+    pub fn of(&self, (kind, id): (OwnerKind, u32)) -> OwnerQuota {
+        let every = match kind {
+            OwnerKind::User => self.users,
+            OwnerKind::Group => self.groups,
+        };
+        let own = self.own.get(&(kind, id)).copied().unwrap_or_default();
+        OwnerQuota { bytes: own.bytes.or(every.bytes), objects: own.objects.or(every.objects) }
+    }
 }
 
 /// Which limit of an owner is in the way (EDQUOT).

@@ -56,7 +56,11 @@ impl Store {
                 pressure => pressure,
             };
             self.clean(budget, &mut uncleanable, &mut done, &pressure)?;
-            done.more = done.bytes > 0 && pressure(&self.map.read()) != Pressure::None;
+            let pressed = pressure(&self.map.read()) != Pressure::None;
+            if !pressed {
+                self.double(budget, &mut uncleanable, &mut done)?;
+            }
+            done.more = done.bytes > 0 && (pressed || self.is_single(&uncleanable));
         }
         Ok(done)
     }
@@ -78,9 +82,9 @@ impl Store {
                 }
             };
             let Some(id) = chosen else { break };
-            let outcome = match self.move_out(id, budget, done) {
+            let outcome = match self.move_out(id, budget, false, done) {
                 // What is damaged here may be whole in the copy.
-                Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, done),
+                Ok(Outcome::Damaged) if self.mend_segment(id)? => self.move_out(id, budget, false, done),
                 outcome => outcome,
             };
             match outcome {
@@ -95,14 +99,16 @@ impl Store {
         Ok(())
     }
 
-    /// Moves what lives in a segment, until the budget is used up.
-    fn move_out(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<Outcome> {
+    /// Moves what lives in a segment, until the budget is used up; perhaps only what trees consist of.
+    pub(super) fn move_out(&self, id: u32, budget: u64, only_trees: bool, done: &mut Cleaned) -> Result<Outcome> {
         let (mut moving, mut held, mut intact) = (Vec::new(), 0, true);
+        let copy = self.half.good(id).unwrap_or(0);
         let stream = self.map.read().table.segments().get(&id).map_or(Stream::Data, |segment| segment.stream);
-        let walked = self.walk(id, 0, true, &mut |frame| {
+        let walked = self.walk(id, copy, true, &mut |frame| {
             let Pointer { segment, index, birth, .. } = frame.header.pointer;
             let offset = frame.offset / Pointer::UNIT;
-            if !self.map.read().table.lives_at(segment, index, id, offset) {
+            let skip = only_trees && !is_of_trees(frame.header.pointer.kind);
+            if skip || !self.map.read().table.lives_at(segment, index, id, offset) {
                 return Ok(true);
             }
             if check(&frame).is_some() {
@@ -130,6 +136,7 @@ impl Store {
         Ok(match left {
             false => Outcome::Empty,
             true if intact && done.bytes >= budget => Outcome::Budget,
+            true if only_trees => Outcome::Empty,
             // Something could not be read, or the walk could not get past it.
             true => {
                 tracing::warn!(segment = id, complete, "a segment cannot be cleaned: something in it is damaged");
@@ -140,8 +147,8 @@ impl Store {
 
     /// Where what is moved goes: trees to where they lie twice, if they do.
     fn survivors_of(&self, from: Stream, kind: FrameKind) -> &Appender {
-        let metadata = from.is_metadata() || matches!(kind, FrameKind::Leaf | FrameKind::Inner | FrameKind::Value);
-        if self.twice && metadata { &self.metadata_survivors } else { &self.survivors }
+        let metadata = from.is_metadata() || is_of_trees(kind);
+        if self.is_twice() && metadata { &self.metadata_survivors } else { &self.survivors }
     }
 
     /// Tells the table of copied frames, once they are on the device. Those freed or moved meanwhile are left out.
@@ -184,7 +191,13 @@ impl Store {
     }
 }
 
-enum Outcome {
+/// Whether trees consist of frames of this kind.
+fn is_of_trees(kind: FrameKind) -> bool {
+    matches!(kind, FrameKind::Leaf | FrameKind::Inner | FrameKind::Value)
+}
+
+/// How a segment was left.
+pub(super) enum Outcome {
     Empty,
     Budget,
     Damaged,
@@ -202,6 +215,6 @@ impl Store {
     /// Moves what lives in a segment, whether it pays or not.
     pub(super) fn move_out_for_tests(&self, id: u32, budget: u64, done: &mut Cleaned) -> Result<()> {
         let _alone = self.uncleanable.lock();
-        self.move_out(id, budget, done).map(|_| ())
+        self.move_out(id, budget, false, done).map(|_| ())
     }
 }

@@ -122,10 +122,22 @@ impl Store {
         let devices = Arc::clone(&self.devices.read());
         sync_all(&devices)?;
         let labels: Vec<_> = devices.iter().take(ROOT_DEVICES).cloned().collect();
-        for device in &labels {
-            label::write_root(&**device, generation, record)?;
+        let mut written = Vec::new();
+        let mut failed = Ok(());
+        for (number, device) in (0..).zip(&labels) {
+            match label::write_root(&**device, generation, record) {
+                Ok(()) => written.push(Arc::clone(device)),
+                Err(error) => {
+                    self.avoid(number, &error);
+                    failed = Err(error);
+                }
+            }
         }
-        sync_all(&labels)
+        // One device that has it is enough to find it: an import looks at all, and wants all of them.
+        if written.is_empty() {
+            return failed;
+        }
+        sync_all(&written)
     }
 
     /// Marks dead what was freed up to this txg; returns how much, bytes.
@@ -161,7 +173,10 @@ impl Store {
             root.kept = if short { root.generation } else { root.kept.max(root.generation.saturating_sub(KEPT)) };
             let delta = table_log::write_delta(root.generation, &map.table.take_ops(), &map.young);
             let grown = committed.delta_bytes + delta.len() as u64;
-            let small = root.table.is_some() && root.deltas.len() < DELTAS && grown <= committed.full_bytes.max(SMALL_TABLE);
+            let small = !std::mem::take(&mut committed.renew)
+                && root.table.is_some()
+                && root.deltas.len() < DELTAS
+                && grown <= committed.full_bytes.max(SMALL_TABLE);
             if small && delta.len() as u64 <= longest {
                 (delta, true)
             } else {
@@ -231,7 +246,18 @@ impl Store {
         let offset = segment.bytes;
         segment.frames += 1;
         segment.bytes += bytes.len() as u32;
-        segment.place.iter().try_for_each(|place| self.write_place(*place, u64::from(offset), &bytes))?;
+        let mut failed = Vec::new();
+        for place in &segment.place {
+            match self.write_place(*place, u64::from(offset), &bytes) {
+                Err(error @ PoolError::Device { .. }) if failed.len() + 1 < segment.place.len() => failed.push((place.device, error)),
+                done => done?,
+            }
+        }
+        if let Some((device, error)) = failed.pop() {
+            // This frame has one copy: the next commit writes all of the table elsewhere.
+            self.avoid(device, &error);
+            (committed.open_table, committed.renew) = (None, true);
+        }
         self.sums.written_table.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(Pointer { offset: offset / Pointer::UNIT, ..named })
     }
@@ -239,6 +265,7 @@ impl Store {
     fn open_table_segment(&self) -> Result<TableSegment> {
         if self.map.read().slots.free() == 0 {
             self.give_untrimmed();
+            self.wait_for_trim();
         }
         let mut map = self.map.write();
         let place = map.slots.take().ok_or(PoolError::NoSpace)?;

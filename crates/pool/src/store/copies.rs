@@ -43,7 +43,7 @@ impl Store {
     pub(super) fn with_copy(&self, map: &mut Map, stream: Stream, place: Place) -> Vec<Place> {
         let mut places = vec![place];
         let short = || cleaner::pressure(map.slots.free(), map.slots.total()) == Pressure::Urgent;
-        if self.twice && stream.is_metadata() && !short() {
+        if self.is_twice() && stream.is_metadata() && !short() {
             places.extend(map.slots.take_apart(place));
         }
         places

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
@@ -298,7 +297,7 @@ impl Store {
         Ok(())
     }
 
-    fn relabel(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
+    pub(super) fn relabel(&self, time: u64, change: impl FnOnce(&mut Identity)) -> Result<()> {
         self.usable()?;
         let mut committed = self.committed.lock();
         let mut identity = committed.identity.clone();
@@ -354,6 +353,7 @@ impl Store {
             full_bytes: 0,
             delta_bytes: u64::from(u32::MAX),
             open_table,
+            renew: false,
             identity: identity.clone(),
             root: root.clone(),
         };
@@ -363,24 +363,27 @@ impl Store {
             writable,
             closed: AtomicBool::new(false),
             unconfirmed: AtomicBool::new(false),
+            trim_turn: parking_lot::Mutex::default(),
             map: RwLock::new(map),
             metadata,
-            data,
+            data: Arc::new(data),
             survivors,
             metadata_survivors,
-            twice: identity.incompatible & Identity::TWICE != 0,
+            twice: AtomicBool::new(identity.incompatible & Identity::TWICE != 0),
+            half: Default::default(),
             giving: Mutex::new(()),
             durable: AtomicU64::new(root.txg.0),
             log: root.log.clone(),
             committed: Mutex::new(committed),
             frees: Mutex::new(BTreeMap::new()),
-            suspended: OnceLock::new(),
+            suspended: Arc::default(),
             relief: Mutex::new(()),
             uncleanable: Mutex::default(),
             sums,
             slop_at_most: u64::MAX,
             watcher: Default::default(),
             ahead: super::streaming::Ahead::default(),
+            behind: super::behind::Behind::default(),
         })
     }
 }

@@ -72,7 +72,7 @@ impl Ahead {
 
 /// Lets the calling thread run on all processors of the process. A thread begins on those of the one that starts it, and whoever serves the requests of one
 /// processor is bound to that one: what is done beside him would wait for him.
-pub(super) fn roam() {
+pub(crate) fn roam() {
     let first = rustix::process::getpid();
     // Where it cannot, it is slower.
     let _ = rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));

@@ -2,6 +2,7 @@
 
 mod copies;
 mod crash;
+mod doubling;
 mod fixture;
 mod full;
 mod model;

@@ -4,14 +4,57 @@
 
 use crate::device::failed;
 use crate::label::Place;
-use crate::segment::slots;
+use crate::segment::{cleaner, slots};
 
 use super::{Result, Store};
 
 /// So many slots are told of in one step.
 const TRIMMED_AT_ONCE: usize = 16;
 
+/// So many bytes are taken away from writers at once, at most, while a device is told of free room.
+const TOLD_AT_ONCE: u64 = 64 << 20;
+/// So many slots more stay free than those with which the cleaner begins to hurry.
+const SPARE: u64 = 8;
+
+/// What a step of going through the free room of a device has told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Bytes that the device was told of.
+    pub bytes: u64,
+    /// The slot to go on with; `None`: the device is at its end.
+    pub next: Option<u32>,
+}
+
 impl Store {
+    /// Tells a device of some slots from this one on that hold nothing, neither now nor in a state that could be gone back to.
+    ///
+    /// # Errors
+    /// [`crate::PoolError::Device`]; no such device is refused.
+    pub fn trim_free(&self, device: u16, from: u32) -> Result<Told> {
+        let known = self.device(device)?;
+        // Who finds no slot meanwhile waits for this.
+        let _turn = self.trim_turn.lock();
+        let most = (TOLD_AT_ONCE / self.slot.max(1)).clamp(1, TRIMMED_AT_ONCE as u64) as u32;
+        let end = slots::count(known.length(), self.slot);
+        // A slot that an older root still needs is not among the free ones: it is released by the commit after which no root that is kept names it.
+        let taken = {
+            let mut map = self.map.write();
+            let spare = cleaner::hurry(map.slots.total()) + SPARE;
+            map.slots.take_run(device, from, most, spare)
+        };
+        let Some((first, count)) = taken else {
+            return Ok(Told { bytes: 0, next: None });
+        };
+        let place = |slot| Place { device, slot };
+        let bytes = u64::from(count) * self.slot;
+        let told = known.discard(slots::start(place(first), self.slot), bytes).map_err(|error| failed(&*known, "discarding on", error));
+        let mut map = self.map.write();
+        (first..first + count).for_each(|slot| map.slots.release(place(slot)));
+        drop(map);
+        let next = first + count;
+        told.map(|()| Told { bytes, next: (next < end).then_some(next) })
+    }
+
     /// Whether devices are told of freed slots from now on.
     pub fn set_autotrim(&self, on: bool) {
         self.map.write().trims = on;
@@ -34,6 +77,15 @@ impl Store {
         let mut map = self.map.write();
         places.iter().for_each(|place| map.slots.release(*place));
         told.map(|()| more)
+    }
+
+    /// Waits until a device was told of free slots, if one is told now; answers whether it was so.
+    pub(super) fn wait_for_trim(&self) -> bool {
+        if self.trim_turn.try_lock().is_some() {
+            return false;
+        }
+        drop(self.trim_turn.lock());
+        true
     }
 
     fn tell(&self, place: Place) -> Result<()> {

@@ -152,6 +152,13 @@ impl Change<'_> {
         Ok(())
     }
 
+    /// Has the way to a row in memory as nodes of its own.
+    pub(super) fn hold(&mut self, child: &mut Child, level: Option<u8>, key: &[u8]) -> Result<(), PoolError> {
+        let Body::Inner(inner) = &mut self.own(child, level)?.body else { return Ok(()) };
+        let (at, below) = (inner.find(key), inner.level().checked_sub(1));
+        self.hold(inner.children.get_mut(at).ok_or(BROKEN)?, below, key)
+    }
+
     fn put(&mut self, child: &mut Child, level: Option<u8>, key: &[u8], value: &[u8]) -> Result<Option<Split>, PoolError> {
         let node = self.own(child, level)?;
         let inner = match &mut node.body {

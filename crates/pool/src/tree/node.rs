@@ -10,7 +10,7 @@
 use std::cmp::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use super::page::{HEADER, Leaf, MAX_CONTENT, head, shared_prefix};
+use super::page::{HEADER, Leaf, MAX_CONTENT, equal_in_front, head, shared_prefix};
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, PoolError};
 use crate::pointer::{FrameKind, Pointer};
@@ -256,7 +256,7 @@ impl Inner {
             }
             let wanted = head(key, self.skip);
             low = self.heads.partition_point(|head| *head < wanted);
-            high = low + 1 + self.heads.iter().skip(low).take_while(|head| **head == wanted).count();
+            high = low + 1 + equal_in_front(self.heads.get(low..).unwrap_or(&[]), |head| *head == wanted);
         }
         while high - low > 1 {
             let middle = low + (high - low) / 2;

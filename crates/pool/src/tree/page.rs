@@ -89,6 +89,15 @@ pub(crate) fn head(key: &[u8], skip: usize) -> u32 {
     }
 }
 
+/// How many items in front are of those that are sought, which come first: mostly none or one, but where keys of several kinds meet it may be nearly all.
+pub(crate) fn equal_in_front<I>(items: &[I], sought: impl Fn(&I) -> bool) -> usize {
+    const FEW: usize = 4;
+    match items.iter().take(FEW).position(|item| !sought(item)) {
+        Some(few) => few,
+        None => items.partition_point(sought),
+    }
+}
+
 /// How many bytes two keys begin with in common.
 pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
@@ -222,8 +231,9 @@ impl Leaf {
         let from = self.slots.partition_point(|slot| slot.head < wanted);
         // Keys with the same head: mostly none or one.
         let bytes = self.bytes();
-        let same = self.slots.iter().skip(from).take_while(|slot| slot.head == wanted).count();
-        let slots = self.slots.get(from..from + same).unwrap_or(&[]);
+        let slots = self.slots.get(from..).unwrap_or(&[]);
+        let same = equal_in_front(slots, |slot| slot.head == wanted);
+        let slots = slots.get(..same).unwrap_or(&[]);
         match slots.binary_search_by(|slot| key_at(bytes, slot.place).cmp(key)) {
             Ok(at) => Ok(from + at),
             Err(at) => Err(from + at),

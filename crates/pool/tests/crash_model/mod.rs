@@ -25,11 +25,11 @@ pub type Attributes = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// By the name of the dataset.
-    pub datasets: BTreeMap<String, Rc<Names>>,
+    pub datasets: Rc<BTreeMap<String, Rc<Names>>>,
     /// By dataset and name, as they were taken.
-    pub snapshots: BTreeMap<(String, String), Rc<Tree>>,
+    pub snapshots: Rc<BTreeMap<(String, String), Rc<Tree>>>,
     /// Of all files.
-    pub attributes: BTreeMap<FileId, Rc<Attributes>>,
+    pub attributes: Rc<BTreeMap<FileId, Rc<Attributes>>>,
 }
 
 /// A whole dataset: for each name its content, its attributes, and the first name of the same file.
@@ -55,7 +55,7 @@ pub struct World {
 impl World {
     /// Of a new pool.
     pub fn new() -> World {
-        let state = State { datasets: BTreeMap::from([("tank".to_owned(), Rc::default())]), ..State::default() };
+        let state = State { datasets: Rc::new(BTreeMap::from([("tank".to_owned(), Rc::default())])), ..State::default() };
         World { states: vec![(0, state)], files: BTreeMap::new(), operation: 0, next: 1 }
     }
 
@@ -80,6 +80,9 @@ impl World {
         self.promise_names();
         let alive = self.alive();
         self.files.retain(|file, _| alive.contains(file));
+        for (_, state) in &mut self.states {
+            Rc::make_mut(&mut state.attributes).retain(|file, _| alive.contains(file));
+        }
         for versions in self.files.values_mut() {
             versions.synced = self.operation;
             let keep = versions.list.len().saturating_sub(1);
@@ -113,7 +116,7 @@ impl World {
     }
 
     fn compare_snapshots(&self, imported: &Imported, state: &State, what: &str) {
-        for ((dataset, name), expected) in &state.snapshots {
+        for ((dataset, name), expected) in state.snapshots.iter() {
             let id = id_of(imported, dataset);
             let txg = imported.pool.find_snapshot(id, name).unwrap().unwrap_or_else(|| panic!("{what}: no {dataset}@{name}"));
             let then = imported.pool.snapshot_files(id, txg).unwrap();
@@ -121,8 +124,8 @@ impl World {
         }
     }
 
-    /// After a crash: finds the state that the pool is in, and goes on from there.
-    pub fn recover(&mut self, imported: &Imported, what: &str) {
+    /// After a crash: finds the state that the pool is in, and goes on from there. `snapshots`: whether these are read as well.
+    pub fn recover(&mut self, imported: &Imported, snapshots: bool, what: &str) {
         let found = look(imported);
         let mut reasons = Vec::new();
         let chosen = self.states.iter().position(|(operation, state)| match self.fits(state, &found) {
@@ -137,7 +140,9 @@ impl World {
             panic!("{what}: none of the {} states since the last promise is there: {last:#?}", self.states.len())
         };
         let (_, state) = self.states[chosen].clone();
-        self.compare_snapshots(imported, &state, what);
+        if snapshots {
+            self.compare_snapshots(imported, &state, what);
+        }
         self.adopt(state, &found);
     }
 
@@ -152,7 +157,7 @@ impl World {
         if datasets != there {
             return Err(format!("datasets {datasets:?}, found {there:?}"));
         }
-        for (dataset, names) in &state.datasets {
+        for (dataset, names) in state.datasets.iter() {
             let tree = &found.datasets[dataset];
             if !names.keys().eq(tree.keys()) {
                 let missing: Vec<_> = names.keys().filter(|name| !tree.contains_key(*name)).collect();
@@ -181,10 +186,10 @@ impl World {
         let promised = versions.list.iter().rposition(|(at, _)| *at <= versions.synced).unwrap_or(0);
         let possible = &versions.list[promised..];
         if let [(_, only)] = possible {
-            let apart = only.iter().zip(content).position(|(one, other)| one != other);
             return if **only == content {
                 Ok(())
             } else {
+                let apart = only.iter().zip(content).position(|(one, other)| one != other);
                 Err(format!("{} bytes of the synced {}, the first that differs: {apart:?}", content.len(), only.len()))
             };
         }
@@ -205,7 +210,7 @@ impl World {
     /// The state found is the only one from now on.
     fn adopt(&mut self, state: State, found: &Found) {
         self.states = vec![(self.operation, state)];
-        for (dataset, names) in &self.states[0].1.datasets.clone() {
+        for (dataset, names) in self.states[0].1.datasets.clone().iter() {
             for (name, file) in names.iter() {
                 let content = Rc::new(found.datasets[dataset][name].0.clone());
                 self.files.insert(*file, Versions { list: vec![(self.operation, content)], synced: self.operation });
@@ -298,8 +303,14 @@ fn assert_same(expected: &Tree, found: &Tree, what: &str) {
     assert!(expected.keys().eq(found.keys()), "{what}: {:?} instead of {:?}", found.keys(), expected.keys());
     for (name, (content, attributes, first)) in expected {
         let (there, values, same_as) = &found[name];
-        let apart = content.iter().zip(there).position(|(one, other)| one != other);
-        assert!(content == there, "{what}/{name}: {} bytes instead of {}, the first that differs: {apart:?}", there.len(), content.len());
+        let apart = || content.iter().zip(there).position(|(one, other)| one != other);
+        assert!(
+            content == there,
+            "{what}/{name}: {} bytes instead of {}, the first that differs: {:?}",
+            there.len(),
+            content.len(),
+            apart()
+        );
         assert_eq!((attributes, first), (values, same_as), "{what}/{name}");
     }
 }

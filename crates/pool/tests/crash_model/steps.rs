@@ -152,7 +152,7 @@ impl World {
         let file = self.next;
         self.next += 1;
         self.files.entry(file).or_default().list.push((self.operation, Rc::default()));
-        Rc::make_mut(next.datasets.get_mut(id).unwrap()).insert(path.to_owned(), file);
+        Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap()).insert(path.to_owned(), file);
         let (directory, name) = judge(place(dataset, path))?;
         judge(make(dataset, &directory, &name, FileType::Regular)).map(drop)
     }
@@ -251,7 +251,7 @@ impl World {
     fn rename(&mut self, dataset: &Dataset, id: &str, path: &str, random: &mut Random, next: &mut State) -> Result<(), Came> {
         let other = self::path(random);
         let exchange = random.below(3) == 0;
-        let names = Rc::make_mut(next.datasets.get_mut(id).unwrap());
+        let names = Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap());
         let (one, two) = (names.get(path).copied().unwrap(), names.get(&other).copied());
         let (from, to) = (judge(place(dataset, path))?, judge(place(dataset, &other))?);
         let replace = if exchange && two.is_some() { MayReplace::Exchange } else { MayReplace::Yes };
@@ -267,7 +267,7 @@ impl World {
 
     fn link(&mut self, dataset: &Dataset, id: &str, path: &str, file: FileId, random: &mut Random, next: &mut State) -> Result<(), Came> {
         let other = self::path(random);
-        let names = Rc::make_mut(next.datasets.get_mut(id).unwrap());
+        let names = Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap());
         let inode = judge(find(dataset, path))?;
         let (directory, name) = judge(place(dataset, &other))?;
         match dataset.files().link(&inode, &directory, name.as_bytes()) {
@@ -283,14 +283,14 @@ impl World {
     }
 
     fn unlink(&mut self, dataset: &Dataset, id: &str, path: &str, next: &mut State) -> Result<(), Came> {
-        Rc::make_mut(next.datasets.get_mut(id).unwrap()).remove(path);
+        Rc::make_mut(Rc::make_mut(&mut next.datasets).get_mut(id).unwrap()).remove(path);
         let (directory, name) = judge(place(dataset, path))?;
         judge(dataset.files().unlink(&directory, name.as_bytes()))
     }
 
     fn attribute(&mut self, dataset: &Dataset, path: &str, file: FileId, random: &mut Random, next: &mut State) -> Result<(), Came> {
         let name = format!("user.{}", random.below(3));
-        let attributes = Rc::make_mut(next.attributes.entry(file).or_default());
+        let attributes = Rc::make_mut(Rc::make_mut(&mut next.attributes).entry(file).or_default());
         let inode = judge(find(dataset, path))?;
         if random.below(4) == 0 && attributes.remove(&name).is_some() {
             return judge(dataset.files().remove_attribute(&inode, name.as_bytes()));
@@ -343,7 +343,7 @@ impl World {
             0..4 if snapshots.len() < 12 => {
                 let mut wanted = vec![(id, new.clone())];
                 for other in names.iter().filter(|other| **other == name || random.below(3) == 0) {
-                    next.snapshots.insert((other.clone(), new.clone()), Rc::new(self.tree(other)));
+                    Rc::make_mut(&mut next.snapshots).insert((other.clone(), new.clone()), Rc::new(self.tree(other)));
                     if *other != name {
                         wanted.push((administered(pool.find(other))?.unwrap(), new.clone()));
                     }
@@ -352,19 +352,19 @@ impl World {
             }
             4..7 => {
                 let Some((name, snapshot)) = random.pick(&snapshots).cloned() else { return Err(Came::Nothing) };
-                next.snapshots.remove(&(name.clone(), snapshot.clone()));
+                Rc::make_mut(&mut next.snapshots).remove(&(name.clone(), snapshot.clone()));
                 let id = administered(pool.find(&name))?.unwrap();
                 administered(pool.destroy_snapshot(id, &snapshot, false))?;
             }
             7 if names.len() < 6 => {
                 let root = administered(pool.root())?;
-                next.datasets.insert(format!("tank/{new}"), Rc::default());
+                Rc::make_mut(&mut next.datasets).insert(format!("tank/{new}"), Rc::default());
                 administered(pool.create_dataset(&NewDataset::named(root, &new)))?;
             }
             8 if names.len() < 6 => {
                 let Some(snapshot) = random.pick(&snapshots).cloned() else { return Err(Came::Nothing) };
                 let copy = self.copy_of(&snapshot, next);
-                next.datasets.insert(format!("tank/{new}"), copy);
+                Rc::make_mut(&mut next.datasets).insert(format!("tank/{new}"), copy);
                 let (root, from) = (administered(pool.root())?, administered(pool.find(&snapshot.0))?.unwrap());
                 administered(pool.clone_snapshot(from, &snapshot.1, &NewDataset::named(root, &new)))?;
             }
@@ -372,7 +372,7 @@ impl World {
                 let rows = administered(pool.snapshot_rows(id))?;
                 let Some((_, newest)) = rows.last() else { return Err(Came::Nothing) };
                 let copy = self.copy_of(&(name.clone(), newest.name.clone()), next);
-                next.datasets.insert(name, copy);
+                Rc::make_mut(&mut next.datasets).insert(name, copy);
                 administered(pool.roll_back(id, &newest.name))?;
             }
             10 if name != "tank" => {
@@ -381,14 +381,14 @@ impl World {
                 let from_name = administered(pool.look().name(from))?;
                 for (txg, row) in administered(pool.snapshot_rows(from))? {
                     if txg <= last {
-                        let tree = next.snapshots.remove(&(from_name.clone(), row.name.clone())).unwrap();
-                        assert!(next.snapshots.insert((name.clone(), row.name), tree).is_none());
+                        let tree = Rc::make_mut(&mut next.snapshots).remove(&(from_name.clone(), row.name.clone())).unwrap();
+                        assert!(Rc::make_mut(&mut next.snapshots).insert((name.clone(), row.name), tree).is_none());
                     }
                 }
                 administered(pool.promote(id))?;
             }
             11 if name != "tank" => {
-                next.datasets.remove(&name);
+                Rc::make_mut(&mut next.datasets).remove(&name);
                 administered(pool.destroy_dataset(id))?;
             }
             _ => return Err(Came::Nothing),
@@ -411,7 +411,7 @@ impl World {
                     self.next += 1;
                     self.files.entry(file).or_default().list.push((self.operation, Rc::new(content.clone())));
                     self.files.get_mut(&file).unwrap().synced = self.operation;
-                    next.attributes.insert(file, Rc::new(attributes.clone()));
+                    Rc::make_mut(&mut next.attributes).insert(file, Rc::new(attributes.clone()));
                     file
                 }
             };

@@ -25,6 +25,18 @@ impl Pool {
         self.make(new.parent, &new.name, &new.properties)
     }
 
+    /// Whether [`Self::create_dataset`] would make it now.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn would_create(&self, new: &NewDataset) -> Result<(), PoolError> {
+        let admin = self.admin.lock();
+        if let Some(failed) = &admin.failed {
+            return Err(failed.clone());
+        }
+        admin.judge_new(new.parent, &self.parse_new(&new.properties)?, Usage::default()).map(drop)
+    }
+
     fn make(&self, parent: u64, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
         // The files exist before the commit that enters them: it flushes and freezes them as those of any other dataset.
         let mut admin = self.admin.lock();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Going, refused};
-use crate::engine::{Dataset, Pool, as_pool_error};
+use crate::engine::{Dataset, Pool};
 use crate::error::PoolError;
 
 /// How long a dataset that is to be closed is waited for.
@@ -48,8 +48,8 @@ impl Pool {
         })?;
         if let (Some(dataset), Some(stopped)) = (&dataset, stopped) {
             // Before the next commit, which would write the old tree.
-            let root = admin.catalog.dataset(id)?.root;
-            if let Err(error) = stopped.replace(Dataset::table(self, id, root)) {
+            let replaced = admin.catalog.dataset(id).and_then(|row| stopped.replace(Dataset::table(self, id, row.root)));
+            if let Err(error) = replaced {
                 // The next commit would write the old tree over what is durable.
                 admin.failed = Some(error.clone());
                 self.throttle.fail(&error);
@@ -57,7 +57,10 @@ impl Pool {
             }
             drop(stopped);
             drop(admin);
-            dataset.files().adopt_orphans().map_err(as_pool_error)?;
+            // What was gone back to is there whatever this says: they are freed by the next start.
+            if let Err(error) = dataset.files().adopt_orphans() {
+                tracing::error!(%error, "files without a name cannot be freed now");
+            }
         }
         Ok(())
     }
@@ -99,8 +102,13 @@ impl Pool {
             {
                 let mut datasets = self.datasets.write();
                 let Some(dataset) = datasets.remove(&id) else { return Ok(()) };
-                let Err(used) = Arc::try_unwrap(dataset) else { return Ok(()) };
-                datasets.insert(id, used);
+                match Arc::try_unwrap(dataset) {
+                    Ok(dataset) => {
+                        dataset.files().give_up();
+                        return Ok(());
+                    }
+                    Err(used) => drop(datasets.insert(id, used)),
+                }
             }
             // A commit or the committer looks at it just now; whoever works with its files has it for longer.
             if Instant::now() >= patience {

@@ -162,6 +162,39 @@ fn owners_have_quotas() {
 }
 
 #[test]
+fn owners_without_quotas_have_those_of_all() {
+    let (_, pool) = small(1 << 30);
+    let top = pool.root().unwrap();
+    let dataset = pool.dataset(top).unwrap();
+    assert!(!dataset.files().has_owner_quotas());
+    pool.set_properties(&[local(top, "defaultuserquota", "5M"), local(top, "defaultgroupobjquota", "3"), local(top, "userquota@8", "9M")])
+        .unwrap();
+    assert!(dataset.files().has_owner_quotas());
+    for (name, owner, most) in [("a", 7, 5 * MIB), ("b", 8, 9 * MIB)] {
+        let file = plain(&dataset, name, owner).unwrap();
+        let (accepted, refusal) = fill(&dataset, &file, 70_000);
+        assert!(matches!(refusal, FileError::Quota));
+        assert!(accepted <= most && accepted > most - 300_000, "{owner}: {accepted}");
+    }
+    plain(&dataset, "c", 7).unwrap();
+    plain(&dataset, "d", 7).unwrap();
+    assert!(matches!(plain(&dataset, "e", 7), Err(FileError::Quota)));
+    let quota = |uid| {
+        pool.owner_uses(top, None)
+            .unwrap()
+            .iter()
+            .find(|owner| owner.id == uid && owner.kind == crate::rows::OwnerKind::User)
+            .unwrap()
+            .quota
+    };
+    assert_eq!((quota(7).bytes, quota(8).bytes, quota(0).bytes), (Some(5 * MIB), Some(9 * MIB), Some(5 * MIB)));
+    pool.set_properties(&[local(top, "defaultuserquota", "none"), local(top, "defaultgroupobjquota", "none")]).unwrap();
+    assert_eq!(quota(8).bytes, Some(9 * MIB));
+    plain(&dataset, "e", 7).unwrap();
+    assert!(pool.set_properties(&[local(top, "defaultuserquota", "0")]).is_err(), "none is meant");
+}
+
+#[test]
 fn an_attribute_that_is_refused_keeps_its_old_value() {
     let (storage, pool) = small(1 << 30);
     let dataset = pool.dataset(pool.root().unwrap()).unwrap();
@@ -483,7 +516,7 @@ fn apply(pool: &Pool, ids: &[u64], step: &Move) {
         Move::Remove(d, n) => {
             let dataset = pool.dataset(pick(d)).unwrap();
             match dataset.files().unlink(&dataset.files().root(), name(n).as_bytes()) {
-                Ok(()) | Err(FileError::NotFound) => {}
+                Ok(_) | Err(FileError::NotFound) => {}
                 Err(error) => panic!("what deletes is refused: {error}"),
             }
         }

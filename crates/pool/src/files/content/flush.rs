@@ -1,28 +1,34 @@
 //! The flush: what memory holds comes into the table, before a txg is frozen.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Form, form_of};
-use crate::files::inodes::{Buffered, Editing};
+use crate::files::inodes::{Apart, Buffered, Editing};
+use crate::files::patches::is_rotten;
 use crate::files::{Batch, FileError, Files, Inode, Result, Table};
 use crate::frames::NewFrame;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::Extent;
 
 impl<T: Table> Files<T> {
-    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg is frozen.
+    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg is frozen. What belongs to rows that are damaged
+    /// stays where it is, [apart](Self::set_apart).
     ///
     /// # Errors
     /// Those of the engine; what could not be flushed stays in memory.
     pub fn flush(&self, txg: Txg) -> Result<()> {
+        let mut apart = HashSet::new();
         loop {
             let Some(inode) = ({
                 let dirty = self.dirty.lock();
-                dirty.values().next().cloned()
+                dirty.iter().find(|(number, _)| !apart.contains(*number)).map(|(_, inode)| Arc::clone(inode))
             }) else {
                 break;
             };
-            self.flush_one(txg, &inode)?;
+            if self.flush_one(txg, &inode)? == Flushed::Apart {
+                apart.insert(inode.number());
+            }
         }
         let mut batch = Batch::default();
         self.put_counters(&self.table.read(), &mut batch)?;
@@ -50,44 +56,112 @@ impl<T: Table> Files<T> {
         Ok(())
     }
 
-    pub(in crate::files) fn flush_one(&self, txg: Txg, inode: &Arc<Inode>) -> Result<()> {
-        let mut edited = self.edit(inode)?;
+    pub(in crate::files) fn flush_one(&self, txg: Txg, inode: &Arc<Inode>) -> Result<Flushed> {
+        let mut edited = match self.edit_active(inode) {
+            Some(edited) => edited,
+            None => {
+                self.forget_dirty(inode);
+                return Ok(Flushed::Whole);
+            }
+        };
         // What goes into the table here was in no record: an fsync that finds it there must wait for the commit.
         self.recorder.get().iter().for_each(|recorder| recorder.cannot_record(txg));
+        let holds = edited.active.as_ref().is_some_and(|active| !active.records.is_empty());
+        // Before anything is taken out of memory it is known that there is a row to name it.
+        if holds
+            && let Err(error) = self.stored(inode.number())
+            && is_rotten(&error)
+        {
+            return Ok(self.set_apart(txg, inode, edited, error));
+        }
         let mut batch = Batch::default();
+        let (mut from, mut unreadable) = (0, None);
         loop {
-            let some = take_some(&mut edited);
+            let some = take_some(&mut edited, &mut from);
             if some.is_empty() {
                 break;
             }
-            if let Err(error) = self.flush_records(txg, &mut edited, some, &mut batch) {
-                // What was stored before counts; the records that failed are in memory again.
-                edited.put(&mut batch);
-                self.apply_flushed(txg, &batch)?;
-                return Err(error);
+            match self.flush_records(txg, &mut edited, some, &mut batch) {
+                Ok(()) => {}
+                Err(error) if is_rotten(&error) => unreadable = Some(error),
+                Err(error) => {
+                    // What was stored before counts; the records that failed are in memory again.
+                    edited.put(&mut batch);
+                    self.apply_flushed(txg, &batch)?;
+                    return Err(error);
+                }
             }
         }
         let row = edited.row;
         if let Some(active) = edited.active.as_mut() {
-            (active.row, active.stored_size, active.changed) = (row, row.size, false);
+            active.row = row;
+            // The end of the file is where its content is, or it would end in holes that nobody made.
+            let first = active.records.keys().next().map_or(u64::MAX, |record| record << row.record_shift);
+            active.stored_size = row.size.min(first.max(active.stored_size));
+            active.changed = false;
         }
         edited.put(&mut batch);
-        self.apply_flushed(txg, &batch)?;
+        match self.apply(txg, &batch) {
+            Ok(()) => {}
+            Err(error) if !holds && is_rotten(&error) => return Ok(self.set_apart(txg, inode, edited, error)),
+            Err(error) => return Err(self.lose(error)),
+        }
+        if let Some(error) = unreadable {
+            return Ok(self.set_apart(txg, inode, edited, error));
+        }
+        inode.apart.lock().take_if(|apart| !apart.lost);
+        self.forget_dirty(inode);
+        self.finish(inode, edited);
+        Ok(Flushed::Whole)
+    }
+
+    fn forget_dirty(&self, inode: &Inode) {
         if self.dirty.lock().remove(&inode.number()).is_some() {
             self.buffered.shrink(crate::files::inodes::ACTIVE);
         }
-        self.finish(inode, edited);
-        Ok(())
+    }
+
+    /// What belongs to rows that are damaged keeps nobody else's from being committed. It stays in memory, and is tried again by the next commits; in the
+    /// end it is given up. Whoever syncs the file is told from now on.
+    fn set_apart(&self, txg: Txg, inode: &Arc<Inode>, mut edited: Editing<'_>, error: FileError) -> Flushed {
+        let row = edited.row;
+        let given_up = {
+            let mut apart = inode.apart.lock();
+            if apart.as_ref().is_none_or(|apart| apart.lost) {
+                tracing::error!(dataset = self.dataset, inode = inode.number(), %error, "what was written to a file cannot be stored now");
+                *apart = Some(Apart { since: txg, error: error.clone(), lost: false });
+            }
+            apart.as_mut().is_some_and(|apart| {
+                apart.lost = txg.0 >= apart.since.0.saturating_add(APART_MOST);
+                apart.lost
+            })
+        };
+        if let Some(active) = edited.active.as_mut() {
+            active.changed = true;
+            if given_up {
+                tracing::error!(dataset = self.dataset, inode = inode.number(), %error, "what was written to a file is lost");
+                let records = std::mem::take(&mut active.records);
+                (active.stored_size, active.changed) = (row.size, false);
+                records.values().for_each(|buffered| self.let_go(txg, &row, buffered));
+                self.forget_dirty(inode);
+                self.finish(inode, edited);
+                return Flushed::Whole;
+            }
+        }
+        Flushed::Apart
+    }
+
+    /// What was accepted is lost to memory: nobody may go on as if it had been stored. What is in the intent log is done again.
+    fn lose(&self, error: FileError) -> FileError {
+        if let FileError::Pool(error) = &error {
+            self.buffered.fail(error);
+        }
+        error
     }
 
     /// Applies what was in memory and is there no more.
     fn apply_flushed(&self, txg: Txg, batch: &Batch) -> Result<()> {
-        self.apply(txg, batch).inspect_err(|error| {
-            // What was accepted is lost to memory: nobody may go on as if it had been stored. What is in the intent log is done again.
-            if let FileError::Pool(error) = error {
-                self.buffered.fail(error);
-            }
-        })
+        self.apply(txg, batch).map_err(|error| self.lose(error))
     }
 
     /// Stores records that were in memory; those that cannot be stored go back there.
@@ -100,7 +174,7 @@ impl<T: Table> Files<T> {
         let frames: Vec<NewFrame<'_>> =
             framed.map(|((record, buffered), _)| self.new_frame(&storing, txg, (number, record << shift), &buffered.content)).collect();
         let mut written = Vec::with_capacity(frames.len());
-        let mut outcome = patched.and(self.frames.write_all(&frames, &mut written).map_err(FileError::from));
+        let mut outcome = graver(patched, self.frames.write_all(&frames, &mut written).map_err(FileError::from));
         written.iter().for_each(|pointer| self.count_written(pointer));
         if !written.is_empty() {
             edited.activate().frames_in = txg;
@@ -114,7 +188,9 @@ impl<T: Table> Files<T> {
             };
             let charged = new.as_ref().ok().and_then(|new| new.as_ref()?.pointer().map(Pointer::charged)).unwrap_or(0);
             let stored = match new {
-                Ok(new) => self.replace(edited, record, new, batch).map_err(|error| outcome = Err(error)),
+                Ok(new) => self.replace(edited, record, new, batch).map_err(|error| {
+                    outcome = graver(std::mem::replace(&mut outcome, Ok(())), Err(error));
+                }),
                 Err(()) => Err(()),
             };
             match stored {
@@ -130,6 +206,26 @@ impl<T: Table> Files<T> {
     }
 }
 
+/// What a flush did with an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::files) enum Flushed {
+    /// The table has all of it.
+    Whole,
+    /// Some of it cannot be stored, and waits in memory.
+    Apart,
+}
+
+/// Of two outcomes the one that stops more: what is damaged concerns one file, all else the pool.
+pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()> {
+    match one {
+        Ok(()) => other,
+        Err(error) if is_rotten(&error) => other.and(Err(error)),
+        Err(error) => Err(error),
+    }
+}
+
+/// So many txgs try to store what belongs to rows that are damaged.
+const APART_MOST: u64 = 3;
 /// How many rounds a flush makes beside operations.
 const FLUSH_ROUNDS: usize = 4;
 /// So little need not be flushed beside operations, bytes.
@@ -137,13 +233,15 @@ const FLUSH_LITTLE: u64 = 4 << 20;
 /// How much of a file is stored together, bytes: enough for several threads to pack.
 const FLUSHED_TOGETHER: usize = 4 << 20;
 
-/// The first records in memory, to be stored together.
-fn take_some(edited: &mut Editing<'_>) -> Vec<(u64, Buffered)> {
+/// The first records in memory from one on, to be stored together; those that come back are not taken again.
+fn take_some(edited: &mut Editing<'_>, from: &mut u64) -> Vec<(u64, Buffered)> {
     let Some(active) = edited.active.as_mut() else { return Vec::new() };
     let (mut some, mut bytes) = (Vec::new(), 0);
     while bytes < FLUSHED_TOGETHER
-        && let Some((record, buffered)) = active.records.pop_first()
+        && let Some((&record, _)) = active.records.range(*from..).next()
+        && let Some(buffered) = active.records.remove(&record)
     {
+        *from = record.saturating_add(1);
         // Parts may have to become the whole record.
         bytes += buffered.content.len().max(buffered.base);
         some.push((record, buffered));

@@ -12,8 +12,8 @@ use crate::files::admission::Admit;
 use crate::files::inodes::{Editing, Pending};
 use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
-use crate::rows::Inode as Row;
 use crate::rows::inode::flags::CUT;
+use crate::rows::{Inode as Row, keys};
 use crate::space::Purpose;
 
 /// How many records one step takes out: a step holds the txg open. Few in tests, where it is many steps that matter.
@@ -63,12 +63,59 @@ impl<T: Table> Files<T> {
         Ok(row)
     }
 
+    /// Takes out what cuts have left that were broken off, by a crash or by what could not be read: about so many rows. Answers whether there is more.
+    /// Not under any lock, and not by whom a commit waits for.
+    ///
+    /// # Errors
+    /// Those of the engine; what is left is taken out after the next start, or before the file grows.
+    pub fn sweep_cuts(&self, rows: u64) -> Result<bool> {
+        let mut left = rows;
+        let mut outcome = Ok(());
+        while left > 0
+            && let Some(number) = self.known.next_cut()
+        {
+            left = left.saturating_sub(STEP as u64);
+            let inode = self.known.get(number);
+            let swept = self.cut_some(&inode).and_then(|()| Ok(self.attributes(&inode)?.flags & CUT != 0));
+            match swept {
+                Ok(true) => self.known.put_cut([number]),
+                Ok(false) => {}
+                Err(FileError::NotFound) => {
+                    let mut batch = Batch::default();
+                    batch.remove(&keys::cut(number));
+                    outcome = self.enter().and_then(|entered| self.apply(entered.txg(), &batch));
+                }
+                // Those behind one that cannot be read are swept all the same.
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome.map(|()| self.known.has_cut())
+    }
+
+    /// Looks in the table for what cuts have left, to be swept.
+    pub(in crate::files) fn find_cuts(&self) -> Result<()> {
+        let mut numbers = Vec::new();
+        self.table.read().scan(keys::of_kind(keys::CUT), &mut |key, _| {
+            if let Ok(keys::Key::Cut(number)) = keys::Key::decode(key) {
+                numbers.push(number);
+            }
+            true
+        })?;
+        self.known.put_cut(numbers);
+        Ok(())
+    }
+
     /// One step of it.
     fn cut_some(&self, inode: &Arc<Inode>) -> Result<()> {
         let entered = self.enter()?;
         let mut edited = self.edit(inode)?;
         if edited.row.flags & CUT == 0 {
-            return Ok(());
+            // One of a log that was replayed, where less was left.
+            let mut batch = Batch::default();
+            if self.table.read().get(&keys::cut(edited.number))?.is_some() {
+                batch.remove(&keys::cut(edited.number));
+            }
+            return self.apply(entered.txg(), &batch);
         }
         let before = edited.row;
         let mut batch = Batch::default();
@@ -145,11 +192,14 @@ impl<T: Table> Files<T> {
         for record in &records {
             self.replace(edited, *record, None, batch)?;
         }
-        if records.len() < STEP {
-            edited.row.flags &= !CUT;
-        } else {
-            edited.row.flags |= CUT;
+        let (was, is) = (edited.row.flags & CUT != 0, records.len() == STEP);
+        // So that a start finds it.
+        match (was, is) {
+            (false, true) => batch.put(&keys::cut(edited.number), Vec::new()),
+            (true, false) => batch.remove(&keys::cut(edited.number)),
+            _ => {}
         }
+        edited.row.flags = if is { edited.row.flags | CUT } else { edited.row.flags & !CUT };
         Ok(())
     }
 
@@ -241,6 +291,19 @@ impl<T: Table> Files<T> {
             edited.pending.push(Pending::Gone(record));
         }
         Ok(reached)
+    }
+
+    /// Whether the rows of a range of a file can be read.
+    pub(in crate::files) fn look_at_records(&self, row: &Row, number: u64, offset: u64, length: u64) -> Result<()> {
+        let shift = self.shift_of(row);
+        let (first, last) = (offset >> shift, offset.saturating_add(length.saturating_sub(1)) >> shift);
+        // The leaves of the first and the last one are read even where there is no such record.
+        for record in [first, last] {
+            self.warm(&keys::extent(number, record))?;
+            self.table.read().get(&keys::extent(number, record))?;
+        }
+        self.stored_numbers(number, first, last, usize::MAX)?;
+        self.stored_patches(row, number, first, last).map(drop)
     }
 
     /// Where the next content or hole begins, at or behind an offset.

@@ -11,6 +11,20 @@ fn cut(size: u64) -> AttributeChange {
     AttributeChange { size: Some(size), ..AttributeChange::default() }
 }
 
+#[test]
+fn what_may_only_grow_is_never_cut() {
+    let (files, frames) = empty();
+    let (file, mut data) = long(&files, 4);
+    let longer = |size| AttributeChange { only_longer: true, ..cut(size) };
+    // Somebody has written more since the size was looked at.
+    assert_eq!(files.set_attributes(&file, &longer(700)).unwrap().size, 2048);
+    assert_eq!(content(&files, &file), data);
+    assert_eq!(files.set_attributes(&file, &longer(3000)).unwrap().size, 3000);
+    data.resize(3000, 0);
+    assert_eq!(content(&files, &file), data);
+    check(&files, &frames, &mut Vec::new());
+}
+
 /// A file of so many stored records of 512 bytes.
 fn long(files: &MapFiles, records: usize) -> (Arc<Inode>, Vec<u8>) {
     files.storing.write().record_shift = 9;
@@ -110,7 +124,7 @@ fn long_files_are_cut_and_punched_in_steps() {
     assert_eq!(content(&files, &file), data);
     files.set_attributes(&file, &cut(512 * 5 + 7)).unwrap();
     data.truncate(512 * 5 + 7);
-    assert!(watched.longest.load(Ordering::Relaxed) <= STEP + 1);
+    assert!(watched.longest.load(Ordering::Relaxed) <= STEP + 2);
     assert_eq!(content(&files, &file), data);
     check(&files, &frames, &mut Vec::new());
     let row = files.attributes(&file).unwrap();
@@ -193,6 +207,50 @@ fn what_a_cut_leaves_behind_never_comes_back() {
             check(&files, &frames, &mut Vec::new());
         }
     }
+}
+
+#[test]
+fn what_a_broken_cut_leaves_is_swept_after_a_start() {
+    use crate::rows::inode::flags::CUT;
+    let (files, frames) = empty();
+    let (file, mut data) = long(&files, 6 * STEP);
+    let number = file.number();
+    let used = files.attributes(&file).unwrap().charged;
+    // After each step, as a crash finds it.
+    let watched = watched(&files);
+    *watched.history.lock() = Some(Vec::new());
+    files.set_attributes(&file, &cut(1000)).unwrap();
+    data.truncate(1000);
+    let left = |rows: &Rows| {
+        rows.keys()
+            .filter(|key| matches!(keys::Key::decode(key), Ok(keys::Key::Extent { inode, record }) if inode == number && record > 1))
+            .count()
+    };
+    let history = watched.history.lock().take().unwrap();
+    let broken: Vec<&Rows> = history.iter().filter(|rows| left(rows) > 0).collect();
+    assert!(broken.len() >= 3, "{}", broken.len());
+    for rows in broken {
+        let after = Files::open(ground(&frames), MapTable(rows.clone(), Arc::default())).unwrap();
+        after.storing.write().record_shift = 9;
+        assert_eq!(after.attributes(&after.inode(number)).unwrap().flags & CUT, CUT);
+        after.free_orphans().unwrap();
+        let mut steps = 0;
+        while after.sweep_cuts(1).unwrap() {
+            steps += 1;
+        }
+        assert!(steps < 10);
+        let row = after.attributes(&after.inode(number)).unwrap();
+        assert_eq!((row.flags & CUT, row.size), (0, 1000));
+        assert!(row.charged < used / 3, "{} {used}", row.charged);
+        assert_eq!(after.look_at_table(|table| (left(&table.0), table.0.contains_key(keys::cut(number).as_slice()))), (0, false));
+    }
+    // Nothing is left of one that is removed in the middle.
+    let rows = history.iter().find(|rows| left(rows) > 0).unwrap().clone();
+    let after = Files::open(ground(&frames), MapTable(rows, Arc::default())).unwrap();
+    after.unlink(&after.root(), b"long").unwrap();
+    after.free_orphans().unwrap();
+    assert!(!after.sweep_cuts(1).unwrap());
+    assert!(after.look_at_table(|table| !table.0.contains_key(keys::cut(number).as_slice())));
 }
 
 /// What was recorded, encoded as changes of rows or content.

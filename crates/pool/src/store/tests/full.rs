@@ -186,3 +186,40 @@ fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
     }
     commit(&store, 13).unwrap();
 }
+
+#[test]
+fn a_device_is_told_of_what_is_free_and_of_nothing_else() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    let mut pointers: Vec<Pointer> = (0..200).map(|number| plain(&store, 1, number, 60_000).unwrap()).collect();
+    commit(&store, 1).unwrap();
+    let place = store.segments().iter().find(|segment| segment.id == pointers[0].segment).unwrap().place[0];
+    let start = slots::start(place, store.slot()) as usize;
+    let kept = pointers.split_off(100);
+    pointers.drain(..).for_each(|pointer| store.free(&pointer, Txg(2)));
+    let through = || {
+        let (mut bytes, mut next) = (0, Some(0));
+        while let Some(slot) = next {
+            let told = store.trim_free(0, slot).unwrap();
+            (bytes, next) = (bytes + told.bytes, told.next);
+        }
+        bytes
+    };
+    commit(&store, 2).unwrap();
+    // The root before this one still names the segment: it may be gone back to.
+    let before = sims[0].bytes()[start..start + (1 << 18)].to_vec();
+    assert!(through() > 0);
+    assert_eq!(sims[0].bytes()[start..start + (1 << 18)], before[..]);
+    for txg in 3..8 {
+        commit(&store, txg).unwrap();
+    }
+    let free = store.space().free_slots;
+    let spare = crate::segment::cleaner::hurry(store.map.read().slots.total()) + 8;
+    assert!(through() >= (free - spare) * store.slot() / 2);
+    assert_eq!(store.space().free_slots, free);
+    assert!(sims[0].bytes()[start..start + 60_000] != *block(0, 60_000), "the device was told");
+    for (number, pointer) in (100..).zip(&kept) {
+        assert_eq!(*store.read(pointer).unwrap(), *block(number, 60_000));
+    }
+    assert!(store.trim_free(1, 0).is_err(), "no such device");
+}

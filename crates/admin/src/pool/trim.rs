@@ -1,0 +1,264 @@
+//! Giving free room back by hand (`pool trim`): block devices are told which of their sectors hold nothing, files get holes there. In the background: started,
+//! suspended, gone on with, canceled, waited for. `autotrim` does the same with what becomes free from then on.
+//!
+//! Its state belongs to this import: after the next one it is begun anew. Invariants: one thread in all, one device after the other; what it is told of is
+//! free in every state of the pool that could be gone back to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_pool::device::Device;
+use nacre_pool::store::Store;
+use parking_lot::{Condvar, Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+
+use super::Phase;
+use crate::counted::Counted;
+use crate::imported::now;
+use crate::watch::Watch;
+use crate::{Imported, Kind, Refusal};
+
+/// How far a device is. Times in seconds since 1970, sizes in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrimReport {
+    /// What becomes of it.
+    pub phase: Phase,
+    /// When it was started.
+    pub started: u64,
+    /// When it ended, or was suspended.
+    pub ended: u64,
+    /// What there was to go through: the device.
+    pub total: u64,
+    /// How far it has come on the device.
+    pub passed: u64,
+    /// What the device was told of.
+    pub trimmed: u64,
+    /// At most so many bytes a second; 0: as fast as it can.
+    pub rate: u64,
+    /// The device does not take it.
+    pub unsupported: bool,
+}
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TrimOrder {
+    /// Start, or go on; at most so many bytes a second (0: no limit).
+    Start {
+        /// The limit.
+        rate: u64,
+    },
+    /// Stop for now.
+    Suspend,
+    /// End.
+    Cancel,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the device's place in the pool; with the slot to go on with.
+    devices: HashMap<u16, (TrimReport, u32)>,
+    thread: bool,
+    leaving: bool,
+}
+
+impl State {
+    fn running(&self) -> Option<u16> {
+        self.devices.iter().filter(|(_, (report, _))| report.phase == Phase::Running).map(|(device, _)| *device).min()
+    }
+}
+
+/// The trimming of a pool's devices.
+#[derive(Debug, Default)]
+pub struct Trim {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Trim {
+    /// How far a device is.
+    #[must_use]
+    pub fn report(&self, device: u16) -> TrimReport {
+        self.state.lock().devices.get(&device).map(|(report, _)| *report).unwrap_or_default()
+    }
+
+    /// Does what is wanted with devices, by their paths; none: with all.
+    ///
+    /// # Errors
+    /// A device that is not there; one that is trimmed already, or is not; in ZFS' words.
+    pub fn order(self: &Arc<Self>, pool: &Imported, paths: &[std::path::PathBuf], order: TrimOrder) -> Result<(), Refusal> {
+        let name = pool.name();
+        if pool.read_only {
+            return Err(Refusal::new(Kind::Permission, format!("cannot trim '{name}': pool is read only")));
+        }
+        let lengths: Vec<(String, u64)> = pool.devices.read().iter().map(|device| (device.name().to_owned(), device.length())).collect();
+        let mut wanted = Vec::new();
+        for (place, (path, length)) in lengths.iter().enumerate() {
+            if paths.is_empty() || paths.iter().any(|named| named.as_os_str() == path.as_str()) {
+                wanted.push((u16::try_from(place).unwrap_or(u16::MAX), path.as_str(), *length));
+            }
+        }
+        if let Some(other) = paths.iter().find(|path| !lengths.iter().any(|(known, _)| path.as_os_str() == known.as_str())) {
+            let refusal = Refusal::new(Kind::NotFound, format!("cannot trim '{}': no such device in pool", other.display()));
+            return Err(refusal.next(format!("nacre pool status {name} lists them")));
+        }
+        let mut state = self.state.lock();
+        // All that are meant or none.
+        let is = |state: &State, device: u16| state.devices.get(&device).map_or(Phase::Never, |(report, _)| report.phase);
+        for (device, path, _) in &wanted {
+            let refused = match (order, is(&state, *device)) {
+                (TrimOrder::Start { .. }, Phase::Running) => Some((Kind::Busy, "currently trimming")),
+                (TrimOrder::Suspend, Phase::Running) | (TrimOrder::Start { .. }, _) => None,
+                (TrimOrder::Cancel, Phase::Running | Phase::Paused) => None,
+                (TrimOrder::Suspend | TrimOrder::Cancel, _) => Some((Kind::Invalid, "there is no active trim")),
+            };
+            if let Some((kind, why)) = refused {
+                let verb = if matches!(order, TrimOrder::Cancel) { "cancel trimming" } else { "trim" };
+                return Err(Refusal::new(kind, format!("cannot {verb} '{path}': {why}")));
+            }
+        }
+        for (device, path, length) in wanted {
+            let known = state.devices.entry(device).or_default();
+            match order {
+                TrimOrder::Start { rate } if known.0.phase == Phase::Paused => (known.0.phase, known.0.rate) = (Phase::Running, rate),
+                TrimOrder::Start { rate } => {
+                    *known = (TrimReport { phase: Phase::Running, started: now(), total: length, rate, ..TrimReport::default() }, 0);
+                }
+                TrimOrder::Suspend => (known.0.phase, known.0.ended) = (Phase::Paused, now()),
+                TrimOrder::Cancel => (known.0.phase, known.0.ended) = (Phase::Canceled, now()),
+            }
+            let event = match order {
+                TrimOrder::Start { .. } => "sysevent.fs.zfs.trim_start",
+                TrimOrder::Suspend => "sysevent.fs.zfs.trim_suspend",
+                TrimOrder::Cancel => "sysevent.fs.zfs.trim_cancel",
+            };
+            pool.watch.note(event, vec![("vdev_path".to_owned(), path.to_owned())]);
+        }
+        let start = state.running().is_some() && !state.thread && !state.leaving;
+        state.thread |= start;
+        drop(state);
+        self.changed.notify_all();
+        if start {
+            let work = Work {
+                trim: Arc::clone(self),
+                store: Arc::clone(&pool.store),
+                watch: Arc::clone(&pool.watch),
+                devices: Arc::clone(&pool.devices),
+            };
+            let thread = std::thread::Builder::new().name("pool-trim".to_owned()).spawn(move || work.run());
+            if let Err(error) = thread {
+                self.state.lock().thread = false;
+                return Err(Refusal::new(Kind::Io, format!("cannot trim: no thread: {error}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no device is being trimmed any more, or the time is over; answers whether one is.
+    pub fn wait(&self, most: Duration) -> bool {
+        let mut state = self.state.lock();
+        if state.running().is_some() {
+            // Awake too early is no harm: whoever waits looks again.
+            let _ = self.changed.wait_for(&mut state, most);
+        }
+        state.running().is_some()
+    }
+
+    /// Ends the thread, because the pool is left.
+    pub(crate) fn stop_thread(&self) {
+        let mut state = self.state.lock();
+        state.leaving = true;
+        self.changed.notify_all();
+        while state.thread {
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+/// What the thread works on.
+struct Work {
+    trim: Arc<Trim>,
+    store: Arc<Store>,
+    watch: Arc<Watch>,
+    devices: Arc<RwLock<Vec<Arc<Counted>>>>,
+}
+
+impl Work {
+    fn run(self) {
+        loop {
+            let (device, from, rate) = {
+                let mut state = self.trim.state.lock();
+                let next = state.running().filter(|_| !state.leaving);
+                let next = next.and_then(|device| state.devices.get(&device).map(|(report, from)| (device, *from, report.rate)));
+                let Some(next) = next else {
+                    state.thread = false;
+                    drop(state);
+                    self.trim.changed.notify_all();
+                    return;
+                };
+                next
+            };
+            let began = Instant::now();
+            let told = self.store.trim_free(device, from);
+            let step = told.as_ref().map_or(0, |told| told.bytes);
+            let known = self.devices.read().get(usize::from(device)).cloned();
+            let takes = known.as_ref().is_none_or(|device| device.can_discard());
+            let name = known.map_or_else(String::new, |device| device.name().to_owned());
+            let mut state = self.trim.state.lock();
+            let Some((report, next)) = state.devices.get_mut(&device) else { continue };
+            let ended = match told {
+                Ok(_) if !takes => {
+                    report.unsupported = true;
+                    Some((Phase::Canceled, "trim operations are not supported by this device".to_owned()))
+                }
+                Ok(told) => {
+                    report.trimmed += told.bytes;
+                    // Who has started it anew meanwhile begins at the beginning.
+                    if *next == from {
+                        *next = told.next.unwrap_or(from);
+                        report.passed = u64::from(*next).saturating_mul(self.store.slot()).min(report.total);
+                    }
+                    told.next.is_none().then_some((Phase::Finished, String::new()))
+                }
+                Err(error) => Some((Phase::Canceled, error.to_string())),
+            };
+            let (bytes, phase_now) = (report.trimmed, report.phase);
+            if let Some((phase, why)) = ended
+                && phase_now == Phase::Running
+            {
+                (report.phase, report.ended) = (phase, now());
+                if phase == Phase::Finished {
+                    report.passed = report.total;
+                }
+                drop(state);
+                let event = if phase == Phase::Finished { "sysevent.fs.zfs.trim_finish" } else { "sysevent.fs.zfs.trim_cancel" };
+                let mut details = vec![("vdev_path".to_owned(), name), ("bytes".to_owned(), bytes.to_string())];
+                if !why.is_empty() {
+                    details.push(("reason".to_owned(), why));
+                }
+                self.watch.note(event, details);
+                self.trim.changed.notify_all();
+            } else if rate > 0 {
+                // As long as this step may last at this rate.
+                let until = began + Duration::from_millis((u128::from(step) * 1000 / u128::from(rate)).min(3_600_000) as u64);
+                while !state.leaving && state.running() == Some(device) && !self.trim.changed.wait_until(&mut state, until).timed_out() {}
+            }
+        }
+    }
+}
+
+/// Whether devices took what they were told.
+///
+/// # Errors
+/// One that does not.
+pub fn supported(pool: &Imported) -> Result<(), Refusal> {
+    let devices = pool.devices.read();
+    let cannot = devices.iter().enumerate().find(|(place, _)| pool.trim.report(u16::try_from(*place).unwrap_or(u16::MAX)).unsupported);
+    match cannot {
+        Some((_, device)) => {
+            Err(Refusal::new(Kind::Invalid, format!("cannot trim '{}': trim operations are not supported by this device", device.name())))
+        }
+        None => Ok(()),
+    }
+}

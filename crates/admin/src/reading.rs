@@ -1,0 +1,101 @@
+//! What commands read for long (`diff`): its snapshots and file systems are not destroyed meanwhile, which would take the frames away under the reader.
+//!
+//! Called by the verbs. Invariant: nothing is both read and destroyed: whoever destroys is refused where something of it is read, and whoever wants to read
+//! waits for those who are destroying, and looks for it then.
+
+use nacre_pool::Txg;
+use parking_lot::{Condvar, Mutex};
+
+/// A snapshot of a dataset; without one, the dataset itself.
+pub(crate) type Read = (u64, Option<Txg>);
+
+#[derive(Debug, Default)]
+struct State {
+    held: Vec<Read>,
+    going: usize,
+}
+
+/// What is being read of a pool.
+#[derive(Debug, Default)]
+pub struct Reading {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// As long as it lives, these are not destroyed.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    reading: &'a Reading,
+    what: Vec<Read>,
+}
+
+/// As long as it lives, nobody begins to read.
+#[derive(Debug)]
+pub(crate) struct Going<'a>(&'a Reading);
+
+impl Reading {
+    /// Holds what `choose` finds; nothing is destroyed while it looks.
+    pub(crate) fn hold<R, E>(&self, choose: impl FnOnce() -> Result<(R, Vec<Read>), E>) -> Result<(R, Held<'_>), E> {
+        let mut state = self.state.lock();
+        while state.going > 0 {
+            self.changed.wait(&mut state);
+        }
+        let (found, what) = choose()?;
+        state.held.extend(&what);
+        Ok((found, Held { reading: self, what }))
+    }
+
+    /// Something is going to be destroyed, unless it is one of those that are read.
+    pub(crate) fn go(&self, is_meant: impl Fn(&Read) -> bool) -> Result<Going<'_>, Read> {
+        let mut state = self.state.lock();
+        match state.held.iter().find(|read| is_meant(read)) {
+            Some(read) => Err(*read),
+            None => {
+                state.going += 1;
+                Ok(Going(self))
+            }
+        }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.reading.state.lock();
+        for read in &self.what {
+            if let Some(place) = state.held.iter().position(|held| held == read) {
+                state.held.swap_remove(place);
+            }
+        }
+    }
+}
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().going -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_stays_and_what_goes_is_not_read() {
+        let reading = Reading::default();
+        let hold = |what: Read| reading.hold(|| Ok::<_, ()>(((), vec![what]))).unwrap().1;
+        let first = hold((1, Some(Txg(5))));
+        let second = hold((1, Some(Txg(5))));
+        assert_eq!(reading.go(|read| read.0 == 1).unwrap_err(), (1, Some(Txg(5))));
+        drop(first);
+        assert!(reading.go(|read| read.0 == 1).is_err());
+        let other = reading.go(|read| read.0 == 2).unwrap();
+        std::thread::scope(|threads| {
+            let waits = threads.spawn(|| drop(hold((2, None))));
+            drop(other);
+            waits.join().unwrap();
+        });
+        drop(second);
+        drop(reading.go(|_| true).unwrap());
+    }
+}

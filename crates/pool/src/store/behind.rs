@@ -1,0 +1,193 @@
+//! Full pieces of file content on their way to devices, written by threads of their own: whoever has filled them goes on meanwhile, with the next
+//! request or with packing.
+//!
+//! Callers: the store, for the stream of content. Invariants:
+//! - A piece counts as settled only when its write has returned, and is read from memory until then. A commit waits for all of them
+//!   ([`Appender::wait_settled`]) before it syncs.
+//! - A write that fails suspends the store: the next one to write is told, and no commit succeeds any more.
+//! - At most [`WAITING`] pieces wait; whoever comes with one more writes it himself. So memory is bounded, and nobody writes faster than devices do.
+//! - The threads end with the store, after the last write.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::streaming::roam;
+use super::{Result, Store};
+use crate::device::{Device, failed};
+use crate::error::PoolError;
+use crate::frames::Stream;
+use crate::segment::slots;
+use crate::segment::stream::{Appender, PIECE, Piece};
+
+/// Pieces that wait at most.
+const WAITING: usize = 6;
+/// As many threads write: a device has the next piece before it has told that one is done.
+const WRITERS: usize = 2;
+
+/// Why a store has stopped, if it has.
+#[derive(Debug, Default)]
+pub(super) struct Stopped(OnceLock<String>);
+
+impl Stopped {
+    /// The reason.
+    pub(super) fn reason(&self) -> Option<&String> {
+        self.0.get()
+    }
+
+    /// Stops it, if it was not stopped before; answers the first reason.
+    pub(super) fn stop(&self, error: &PoolError) -> &String {
+        self.0.get_or_init(|| {
+            tracing::error!(%error, "the pool is suspended");
+            error.to_string()
+        })
+    }
+}
+
+/// A piece, and where it goes.
+struct Job {
+    targets: Vec<(Arc<dyn Device>, u64)>,
+    piece: Arc<Piece>,
+    appender: Arc<Appender>,
+    stopped: Arc<Stopped>,
+    settled: bool,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Whoever waits for it must not wait forever.
+        if !self.settled {
+            self.stopped.stop(&PoolError::Refused("a thread that wrote is gone".to_owned()));
+            self.appender.settle(&self.piece, false);
+        }
+    }
+}
+
+impl Job {
+    fn run(mut self) {
+        let write = |(device, at): &(Arc<dyn Device>, u64)| {
+            write_to(&**device, self.appender.stream, *at, &self.piece.bytes).map_err(|error| self.stopped.stop(&error))
+        };
+        let written = self.targets.iter().try_for_each(write).is_ok();
+        self.settled = true;
+        self.appender.settle(&self.piece, written);
+        if written {
+            let (piece, appender) = (Arc::clone(&self.piece), Arc::clone(&self.appender));
+            drop(self);
+            appender.recycle(piece);
+        }
+    }
+}
+
+/// Writes, and has the device begin to make it durable where it is much.
+pub(super) fn write_to(device: &dyn Device, stream: Stream, at: u64, bytes: &[u8]) -> Result<()> {
+    let written = match (bytes.len() >= PIECE / 2, stream) {
+        // Trees are read again soon.
+        (true, Stream::Data) => device.write_stream(bytes, at),
+        (true, _) => device.write_at(bytes, at).map(|()| device.begin_sync(at, bytes.len() as u64)),
+        (false, _) => device.write_at(bytes, at),
+    };
+    written.map_err(|error| failed(device, "writing", error))
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn work(&self) {
+        roam();
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                job.run();
+                queue = self.queue.lock();
+            } else if queue.ended {
+                return;
+            } else {
+                self.changed.wait(&mut queue);
+            }
+        }
+    }
+}
+
+/// The threads that write.
+#[derive(Default)]
+pub(super) struct Behind(OnceLock<Running>);
+
+struct Running {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Behind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Behind").field(&self.0.get().is_some()).finish()
+    }
+}
+
+impl Running {
+    fn start() -> Self {
+        let shared = Arc::new(Shared::default());
+        let start = |_| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("pool-write".to_owned()).spawn(move || shared.work()).ok()
+        };
+        let threads = (0..WRITERS).filter_map(start).collect();
+        Self { shared, threads }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.queue.lock().ended = true;
+        self.shared.changed.notify_all();
+        // What waits is written first.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Behind {
+    /// Has a thread do it; gives it back where there is none, or where enough waits.
+    fn take(&self, job: Job) -> Option<Job> {
+        let running = self.0.get_or_init(Running::start);
+        let mut queue = running.shared.queue.lock();
+        if running.threads.is_empty() || queue.jobs.len() >= WAITING {
+            return Some(job);
+        }
+        queue.jobs.push_back(job);
+        drop(queue);
+        running.shared.changed.notify_one();
+        None
+    }
+}
+
+impl Store {
+    /// Has a full piece of content written.
+    pub(super) fn write_behind(&self, piece: Arc<Piece>) -> Result<()> {
+        let target =
+            |place: &crate::label::Place| Ok((self.device(place.device)?, slots::start(*place, self.slot) + u64::from(piece.start)));
+        let targets = piece.place.iter().map(target).collect::<Result<Vec<_>>>();
+        let targets = targets.map_err(|error| {
+            self.data.settle(&piece, false);
+            self.suspend(&error)
+        })?;
+        let job = Job { targets, piece, appender: Arc::clone(&self.data), stopped: Arc::clone(&self.suspended), settled: false };
+        if let Some(job) = self.behind.take(job) {
+            job.run();
+            self.usable()?;
+        }
+        Ok(())
+    }
+}
