@@ -220,7 +220,7 @@ mod tests {
 
     fn status() -> Status {
         let devices = vec![DeviceFigures { path: "/srv/a".to_owned(), ..DeviceFigures::default() }];
-        let figures = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, ..Figures::default() };
+        let figures = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, twice: true, ..Figures::default() };
         Status { figures, ..Status::default() }
     }
 
@@ -229,6 +229,14 @@ mod tests {
         let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
         assert_eq!(text(&status(), false, false), expected);
         assert!(!is_ill(&status()));
+    }
+
+    #[test]
+    fn features_that_are_not_enabled_are_told_and_no_illness() {
+        let mut status = status();
+        status.figures.twice = false;
+        assert!(!is_ill(&status));
+        assert!(text(&status, false, false).contains("action: Enable them with 'nacre pool upgrade tank'."));
     }
 
     #[test]
