@@ -183,7 +183,7 @@ impl Check<'_> {
         for (id, branch, counted) in self.shared.links.counts() {
             let found = self.names.get(&id).copied().unwrap_or(0);
             if found < counted {
-                let repaired = self.repair && self.shared.links.correct(id, counted, found)?;
+                let repaired = self.repair && self.shared.links.correct(id, counted, found, || self.shared.syncfs())?;
                 let path = work::LINKS.to_vec();
                 self.findings.push(Finding { branch, path, problem: Problem::TooManyLinks { counted, found }, repaired });
             }

@@ -235,7 +235,7 @@ impl Shared {
             self.now_on(node, &part);
             let linked = layer.link(&OWN, &part.node, None, &parent.node, name)?;
             layer.adopt(&part.node, &linked.node);
-            self.links.one_less(node.id, attr.nlink, &built.branch)?;
+            self.links.one_less(node.id, attr.nlink, &built.branch, || self.make_durable(&built.branch, &parent.node))?;
         } else {
             move_in(&**layer, (&work.directory, built.temporary.name()?), (&parent.node, name))?;
             let learnt = learn(&built.part, parent, name);

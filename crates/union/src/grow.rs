@@ -1,7 +1,8 @@
 //! Making a directory exist on one more branch: its parents first, attributes only.
 //!
 //! Called before anything is created, hidden or copied to a branch where the directory is not yet. The whole chain is walked with the tree lock
-//! held, so no directory moves meanwhile. A new directory is built in the work directory and put in its place by one rename.
+//! held, so no directory moves meanwhile. A new directory is built in the work directory and put in its place by one rename, which is durable before
+//! anything comes to be in it.
 
 use crate::{
     branches::Branch,
@@ -74,9 +75,12 @@ impl Shared {
                 return Err(Errno::ESTALE);
             }
             let part = Part::new(branch, existing.node, existing.attr.id);
+            self.make_durable(branch, &parent.node)?;
             node.grow(part.clone());
             return Ok(part);
         }
+        // Whoever makes durable what comes to be in it need not ask for directories that were there before.
+        self.make_durable(branch, &parent.node)?;
         node.grow(part.clone());
         self.listings.forget(place.parent.id);
         learn(&part, parent, name)?;

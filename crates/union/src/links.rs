@@ -269,15 +269,16 @@ impl Links {
     }
 
     /// One name below less: it has been hidden, or has become a name above. `count` is what the branch below counts, `branch` where a
-    /// counter can be kept. Answers how many are left.
+    /// counter can be kept. Answers how many are left. Where that was the last one, the file leaves the index, which may be all that leads to it: before,
+    /// `last` makes durable what came in place of the name, or a crash could leave the name with what lies below.
     ///
     /// # Errors
     /// What the storage says.
-    pub(crate) fn one_less(&self, id: FileId, count: u32, branch: &Arc<Branch>) -> Result<u32> {
+    pub(crate) fn one_less(&self, id: FileId, count: u32, branch: &Arc<Branch>, last: impl FnOnce() -> Result<()>) -> Result<u32> {
         let _one_at_a_time = self.changing.lock();
         let known = self.records.read().get(&id).cloned();
         let (visible, (copy, copy_entry), branch) = match known {
-            Some(record) if record.branch.is_writable() => return self.count_down(id, record),
+            Some(record) if record.branch.is_writable() => return self.count_down(id, record, last),
             // A count that is read before that of the copy.
             Some(record) => {
                 let above = self.writable.lock().iter().rev().find(|above| above.index() < record.branch.index()).cloned();
@@ -305,9 +306,12 @@ impl Links {
         Ok(below)
     }
 
-    fn count_down(&self, id: FileId, record: Record) -> Result<u32> {
+    fn count_down(&self, id: FileId, record: Record, last: impl FnOnce() -> Result<()>) -> Result<u32> {
         let below = record.below.saturating_sub(1);
         if below == 0 {
+            if record.copy.is_some() {
+                last()?;
+            }
             remove(&record.branch, &record.entry)?;
             self.records.write().remove(&id);
             return Ok(0);
@@ -329,17 +333,17 @@ impl Links {
         kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
     }
 
-    /// Lowers a count that is too high, unless it has changed since; answers whether it has been done.
+    /// Lowers a count that is too high, unless it has changed since; answers whether it has been done. `last` as in [`Self::one_less`].
     ///
     /// # Errors
     /// What the storage says.
-    pub(crate) fn correct(&self, id: FileId, counted: u32, found: u32) -> Result<bool> {
+    pub(crate) fn correct(&self, id: FileId, counted: u32, found: u32, last: impl FnOnce() -> Result<()>) -> Result<bool> {
         let _one_at_a_time = self.changing.lock();
         let known = self.records.read().get(&id).cloned();
         match known {
             Some(record) if record.below == counted && !record.counts_all => {
                 // The next one is the one that is kept.
-                self.count_down(id, Record { below: found.saturating_add(1), ..record }).map(|_| true)
+                self.count_down(id, Record { below: found.saturating_add(1), ..record }, last).map(|_| true)
             }
             _ => Ok(false),
         }

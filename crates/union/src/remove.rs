@@ -125,7 +125,8 @@ impl Shared {
         } else if count <= 1 && !self.links.knows(node.id) {
             true
         } else {
-            let left = self.links.one_less(node.id, count, branch).unwrap_or_else(|error| {
+            let lasting = || parent.part_on(branch).map_or(Ok(()), |part| self.make_durable(branch, &part.node));
+            let left = self.links.one_less(node.id, count, branch, lasting).unwrap_or_else(|error| {
                 // The name is gone all the same; the count stays too high, which loses nothing.
                 tracing::warn!(branch = branch.index(), ?error, "the count of links of a file is too high");
                 1

@@ -556,7 +556,7 @@ impl Shared {
         self.mark_home(parent, home)?;
         let linked = copy.branch.layer.link(&OWN, &copy.node, None, &home.node, name)?;
         copy.branch.layer.adopt(&copy.node, &linked.node);
-        self.links.one_less(node.id, count, &copy.branch).map(drop)
+        self.links.one_less(node.id, count, &copy.branch, || self.make_durable(&copy.branch, &home.node)).map(drop)
     }
 }
 

@@ -231,7 +231,9 @@ fn a_drained_directory_goes_when_its_whiteouts_are_elsewhere_for_good() {
     assert_eq!(tree(&scene.world), before);
 
     // What an attempt has hidden that could not make it durable is made so by the next one.
+    let branches: [(&str, &[&str]); 3] = [branches[0], ("rw", &["d/own"]), branches[2]];
     let scene = Scene::new(&branches, UnionOptions::default());
+    let before = tree(&scene.world);
     scene.record.fail(1, true);
     assert_ne!(scene.drain(0), 0);
     let first = scene.record.take();
@@ -258,4 +260,66 @@ fn a_drained_whiteout_goes_when_the_directory_above_ends_by_itself_for_good() {
     assert_eq!(scene.drain(1), 0);
     assert_durable_before(&scene.record.take(), &came(0, scene.directory(0, "p/d"), OPAQUE), &went(1, root, b"p"));
     assert_eq!(tree(&scene.world), before);
+}
+
+#[test]
+fn the_index_lets_a_file_go_when_nothing_shows_what_lies_below() {
+    let scene = Scene::new(&[("rw", &[]), ("ro", &["one"])], UnionOptions::default());
+    let low = &scene.below[1];
+    low.layer.link(&low.caller, &low.find(b"one").unwrap().node, None, &low.root, name(b"two")).unwrap();
+    let world = &scene.world;
+    let unlink = |bytes: &[u8]| world.layer.unlink(&world.caller, &world.root, name(bytes));
+    // From now on both names show a copy: one above, the other in the index.
+    let file = world.find(b"one").unwrap().node;
+    world.layer.setattr(&world.caller, &file, None, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    unlink(b"one").unwrap();
+    let (root, index) = (scene.directory(0, ""), scene.directory(0, ".wh..wh.links"));
+    scene.record.take();
+    scene.record.fail(0, true);
+    unlink(b"two").unwrap();
+    let events = scene.record.take();
+    let left = |events: &[Event]| events.iter().any(|(branch, at, what)| (*branch, *at) == (0, index) && matches!(what, What::Went(_)));
+    assert!(!left(&events), "what would be seen after a crash is the original: {events:#?}");
+    assert_eq!(world.find(b"two").err(), Some(Errno::ENOENT));
+
+    let scene = Scene::new(&[("rw", &[]), ("ro", &["one"])], UnionOptions::default());
+    let low = &scene.below[1];
+    low.layer.link(&low.caller, &low.find(b"one").unwrap().node, None, &low.root, name(b"two")).unwrap();
+    let world = &scene.world;
+    let file = world.find(b"one").unwrap().node;
+    world.layer.setattr(&world.caller, &file, None, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    for bytes in [b"one", b"two"] {
+        scene.record.take();
+        world.layer.unlink(&world.caller, &world.root, name(bytes)).unwrap();
+    }
+    let events = scene.record.take();
+    let index = scene.directory(0, ".wh..wh.links");
+    let entry = events.iter().find(|(branch, at, what)| (*branch, *at) == (0, index) && matches!(what, What::Went(_)));
+    assert_durable_before(&events, &came(0, scene.directory(0, ""), b".wh.two"), entry.expect("nothing leads to the copy"));
+    assert_ne!(root, index);
+}
+
+#[test]
+fn directories_that_come_to_a_branch_last_before_anything_is_in_them() {
+    let branches: [(&str, &[&str]); 2] = [("rw", &[]), ("ro", &["a/b/file"])];
+    let make = |scene: &Scene| {
+        let world = &scene.world;
+        let a = world.find(b"a").unwrap().node;
+        let b = world.find_in(&a, b"b").unwrap().node;
+        world.layer.create(&world.caller, &b, name(b"new"), 0o644, OpenFlags(OpenFlags::READ_WRITE.0)).map(drop)
+    };
+    let scene = Scene::new(&branches, UnionOptions::default());
+    make(&scene).unwrap();
+    let events = scene.record.take();
+    let [root, a, b] = ["", "a", "a/b"].map(|path| scene.directory(0, path));
+    assert_durable_before(&events, &came(0, root, b"a"), &came(0, a, b"b"));
+    assert_durable_before(&events, &came(0, a, b"b"), &came(0, b, b"new"));
+
+    let scene = Scene::new(&branches, UnionOptions::default());
+    scene.record.fail(0, true);
+    assert_eq!(make(&scene), Err(Errno::EIO));
+    // It is there by now, and makes nobody believe that it lasts.
+    assert_eq!(make(&scene), Err(Errno::EIO));
+    scene.record.fail(0, false);
+    make(&scene).unwrap();
 }
