@@ -53,6 +53,9 @@ pub struct Mounted {
     pub options: MountOptions,
 }
 
+/// What is done at one moment: it calls what it is given when that is over.
+pub type AtOneMoment<'a> = dyn FnMut(&mut dyn FnMut()) -> Result<(), Refusal> + 'a;
+
 /// The mounts of one imported pool.
 pub trait Mounts: Send + Sync {
     /// Mounts something; the directory is made where it is missing.
@@ -81,6 +84,16 @@ pub trait Mounts: Send + Sync {
     /// # Errors
     /// A write that failed.
     fn settle(&self, datasets: &[u64]) -> Result<(), Refusal>;
+
+    /// Does what is to see these datasets at one moment: what was written before the call is in the engine then, and of what is written meanwhile nothing without
+    /// what its writer had written before. `act` calls what it is given as soon as the moment is over.
+    ///
+    /// # Errors
+    /// As [`Self::settle`]; those of `act`.
+    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
+        self.settle(datasets)?;
+        act(&mut || {})
+    }
 
     /// Makes the files of a dataset others, by `replace`, where it is mounted: nothing that was open before reaches the new ones, and what the kernel and the
     /// mount know of the old ones is forgotten.

@@ -206,11 +206,14 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Add { devices, size, force } => add(pool, &devices, size, force)?,
         Request::Expand { devices } => expand(pool, &devices)?,
         Request::Upgrade => {
+            let lacking = [(figures::TWICE, pool.store.is_twice()), (figures::NEAR, pool.store.is_near())];
             let upgraded =
                 pool.store.upgrade(crate::imported::now()).map_err(|error| Refusal::pool(format!("cannot upgrade '{name}'"), &error))?;
             if upgraded {
                 progress.note(&format!("Enabled the following features on '{name}':"));
-                progress.note(&format!("  {}", figures::TWICE));
+                lacking.iter().filter(|(_, there)| !there).for_each(|(feature, _)| {
+                    progress.note(&format!("  {feature}"));
+                });
             } else {
                 progress.note(&format!("Pool '{name}' already has all supported features enabled."));
             }
@@ -254,7 +257,7 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
             let mounted: Vec<u64> = mounts.mounted().iter().map(|mounted| mounted.what.dataset).collect();
             mounts.settle(&mounted)?;
             if !pool.read_only {
-                pool.pool.commit().map_err(|error| Refusal::pool(format!("cannot sync '{name}'"), &error))?;
+                pool.pool.sync_pool().map_err(|error| Refusal::pool(format!("cannot sync '{name}'"), &error))?;
             }
         }
         Request::Inspect(wanted) => inspect::run(pool, &wanted, progress)?,
@@ -273,7 +276,8 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
         let refusal = Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
         return Err(refusal.next("-f lets it go as it was at its last commit"));
     }
-    if let Err(refusal) = fs::unmount_all(pool, mounts, force) {
+    let unmounted = fs::unmount_all(pool, mounts, force).and_then(|()| if force { Ok(()) } else { whole(pool, doing) });
+    if let Err(refusal) = unmounted {
         // The refusal is what counts; what cannot be mounted again was not mounted by us before.
         if let Err(again) = fs::mount_all(pool, mounts, &mut crate::Silent) {
             tracing::warn!(error = %again, "file systems were not mounted again");
@@ -290,6 +294,19 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
         }
         Err(error) => Err(Refusal::pool(format!("cannot {doing} '{name}'"), &error)),
     }
+}
+
+/// Whether nothing that was written would be lost when the pool is left.
+fn whole(pool: &Imported, doing: &str) -> Result<(), Refusal> {
+    let what = || format!("cannot {doing} '{}'", pool.name());
+    if doing == "destroy" || pool.read_only {
+        return Ok(());
+    }
+    pool.pool.commit().map_err(|error| Refusal::pool(what(), &error))?;
+    let Some((files, error)) = pool.pool.unstored() else { return Ok(()) };
+    let files = if files == 1 { "a file".to_owned() } else { format!("{files} files") };
+    let refusal = Refusal::new(Kind::Io, format!("{}: what was written to {files} cannot be stored: {error}", what()));
+    Err(refusal.next("-f leaves it, and that is lost"))
 }
 
 fn status(pool: &Imported, mounts: &dyn Mounts, names: bool) -> Result<Status, Refusal> {

@@ -64,7 +64,10 @@ pub fn of(program: &str, first: Option<&OsStr>) -> Personality {
 pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     // Words of unions are not in bindfs' table: their line is read as mount(8) writes it.
-    if program != "bindfs" && arguments.iter().any(|argument| union::place::prefixed(argument).is_some()) {
+    let others = |argument: &OsString| {
+        union::place::prefixed(argument).is_some() || fs::words::dataset(program, std::slice::from_ref(argument)).is_some()
+    };
+    if program != "bindfs" && arguments.iter().any(others) {
         return mount_program(program, arguments);
     }
     let words = words::parse(arguments, Unknown::Refuse)?;
@@ -90,6 +93,10 @@ pub fn bindfs(program: &str, arguments: impl IntoIterator<Item = OsString>) -> R
 /// A wrong command line.
 pub fn mount_program(program: &str, arguments: impl IntoIterator<Item = OsString>) -> Result<Plan, Failure> {
     let MountCall { mut given, texts, unknown, mut positionals, fake } = mount_call(arguments)?;
+    if let Some(name) = fs::words::dataset(program, &positionals) {
+        let plan = fs::words::mount(name, &positionals, &texts, !given.is_empty())?;
+        return Ok(if fake { Plan::Nothing } else { plan });
+    }
     let branches = positionals.first().and_then(|first| union::place::prefixed(first)).map(OsStr::to_owned);
     if branches.is_some() || union::plan::names_branches(&texts) {
         positionals.splice(..1.min(positionals.len()), [branches.unwrap_or_default()]);

@@ -26,6 +26,8 @@ pub enum Plan {
     Version,
     /// Print the version of the kernel interface.
     FuseVersion,
+    /// A file system of a pool, at a place that mount(8) names.
+    Dataset(Box<nacre_admin::fs::ToMount>),
     /// A dry run of mount(8): everything was understood.
     Nothing,
 }

@@ -14,6 +14,7 @@ mod iostat;
 mod known;
 mod list;
 mod log_file;
+pub mod manners;
 mod mount_point;
 mod mounts;
 pub mod order;

@@ -30,7 +30,9 @@ pub fn main() -> ExitCode {
         return Failure::io("cannot set", "what SIGCHLD does", &error).report("nacre");
     }
     if let Some(order) = pool::serves() {
-        return finish("nacre", order.and_then(|start| pool::serve(&start)).map(|()| ExitCode::SUCCESS));
+        // Who was called as `zpool` speaks as such, on behalf of whom this process is started.
+        let program = order.as_ref().map_or("nacre", |start| start.program());
+        return finish(program, order.as_ref().map_err(Clone::clone).and_then(pool::serve).map(|()| ExitCode::SUCCESS));
     }
     if let Some(name) = shared::process::name() {
         return finish("nacre", shared::process::run(&name).map(|()| ExitCode::SUCCESS));
@@ -129,6 +131,7 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
             fusewire::abi::KERNEL_VERSION,
             fusewire::abi::KERNEL_MINOR_VERSION
         ))?,
+        Plan::Dataset(what) => return fs::run::mount(*what),
         Plan::Nothing => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -178,6 +178,17 @@ fn mounts_follow_names_and_properties() {
     assert_eq!(fs::write(pool.root().join("z/b/f"), "x").unwrap_err().raw_os_error(), Some(30));
     pool.fs("set readonly=off %/z/b");
     fs::write(pool.root().join("z/b/f"), "other").unwrap();
+    // What lies below goes with it; its place stays, for an import that can make none.
+    pool.fs("unmount %/z");
+    assert_eq!(fs::read_dir(pool.root().join("z")).unwrap().count(), 0);
+    pool.fs("mount %/z");
+    pool.fs("mount %/z/b");
+    pool.nacre(&["pool", "export", &pool.name]);
+    let device = pool.path("image");
+    pool.nacre(&["pool", "import", "-d", device.to_str().unwrap(), "-o", "readonly=on", &pool.name]);
+    assert_eq!(pool.fs("get -Ho value mounted %/z/b"), "yes\n");
+    pool.nacre(&["pool", "export", &pool.name]);
+    pool.nacre(&["pool", "import", "-d", device.to_str().unwrap(), &pool.name]);
     pool.fs("unmount %/z/b");
     assert!(!is_mounted(&pool.root().join("z/b")));
     assert!(pool.refused("unmount %/z/b").1.contains("not currently mounted"));
@@ -291,7 +302,17 @@ fn called_as_zfs_it_speaks_as_zfs() {
         zfs("destroy -nvr %/a").1,
         "would destroy %/a@1\nwould destroy %/a\nwould reclaim 160B\n".replace("160B", &reclaimed(&zfs("destroy -nvr %/a").1))
     );
-    assert_eq!(zfs("frobnicate").0, 2);
+    let (code, said) = zfs("frobnicate");
+    assert!(code == 2 && said.starts_with("unrecognized command 'frobnicate'\nusage: zfs command args ...\n"), "{said}");
+    let (code, said) = zfs("rename %/a");
+    assert!(code == 2 && said.starts_with("missing target dataset argument\nusage:\n\trename [-"), "{said}");
+    let (code, said) = zfs("list -o nosuch");
+    assert!(code == 2 && said.starts_with("bad property list: invalid property 'nosuch'\nusage:\n\tlist ["), "{said}");
+    assert_eq!(zfs("create /x"), (1, "cannot create '/x': leading slash in name\n".to_owned()));
+    assert_eq!(zfs("create nosuchpool/x"), (1, "cannot create 'nosuchpool/x': no such pool 'nosuchpool'\n".to_owned()));
+    assert_eq!(zfs("create -V 1G %/v").0, 1);
+    assert!(zfs("list -o all %/a").1.contains(" ACLINHERIT "));
+    assert!(zfs("version").1.starts_with("nacre "));
     assert_eq!(
         zfs("list %/nothing"),
         (1, "cannot open '%/nothing': dataset does not exist\n'nacre fs list -t all' lists what there is\n".to_owned())
@@ -300,6 +321,44 @@ fn called_as_zfs_it_speaks_as_zfs() {
     assert!(code == 0 && history.contains(&format!("zfs snapshot {}/a@1", pool.name)), "{history}");
     let json: serde_json::Value = serde_json::from_str(&zfs("get -j -p type %/a@1").1).unwrap();
     assert_eq!(json["datasets"]["%/a@1"]["properties"]["type"]["value"], "snapshot");
+}
+
+#[test]
+fn mount_8_mounts_what_is_left_to_it() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new("leg", &[]);
+    pool.fs("create -o mountpoint=legacy %/old");
+    pool.fs("create -u %/a");
+    let at = pool.path("elsewhere");
+    fs::create_dir(&at).unwrap();
+    let mount = |name: &str, words: &str| {
+        let source = format!("fs:{}/{name}", pool.name);
+        let output = finish(pool.command("mount.fuse.nacre").args([source.as_str(), at.to_str().unwrap(), "-o", words]));
+        (output.status.code().unwrap(), text(&output.stderr))
+    };
+    let (code, said) = pool.refused("mount %/old");
+    assert!(code == 1 && said.contains("legacy mountpoint\nnacre: use mount(8)"), "{said}");
+    let (code, said) = mount("a", "rw");
+    assert!(code == 32 && said.contains("mounts those whose mountpoint is 'legacy'"), "{said}");
+    assert_eq!(mount("old", "rw,noexec,nofail,x-systemd.automount"), (0, String::new()));
+    fs::write(at.join("file"), "content").unwrap();
+    assert_eq!(pool.fs("get -Ho value,source exec %/old"), "off\ttemporary\n");
+    assert_eq!(mount("old", "rw").0, 32);
+    // Other names and properties leave it where mount(8) has put it.
+    pool.fs("rename %/old %/a/new");
+    pool.fs("set atime=off %/a/new");
+    assert_eq!(read(at.join("file")), "content");
+    assert_eq!(pool.fs("list -Ho mounted,mountpoint %/a/new"), "yes\tlegacy\n");
+    rustix::mount::unmount(&at, rustix::mount::UnmountFlags::empty()).unwrap();
+    assert_eq!(pool.fs("get -Ho value mounted %/a/new"), "no\n");
+    assert_eq!(mount("a/new", "ro"), (0, String::new()));
+    assert_eq!(fs::write(at.join("file"), "x").unwrap_err().raw_os_error(), Some(30));
+    // One that gets a place of its own goes there.
+    pool.fs("inherit mountpoint %/a/new");
+    assert_eq!(read(pool.root().join("a/new/file")), "content");
+    assert!(!is_mounted(&at));
 }
 
 fn reclaimed(said: &str) -> String {

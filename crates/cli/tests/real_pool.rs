@@ -325,11 +325,12 @@ fn nothing_is_overwritten_by_mistake() {
     fs::File::create(&small).unwrap().set_len(1 << 20).unwrap();
     fs::create_dir_all(yard.path("used/inside")).unwrap();
     let used = yard.path("used");
+    let in_use = format!("no.img is part of active pool '{name}'");
     for (arguments, said) in [
         (&["create", &name, full][..], "pool already exists"),
         (&["create", "--size", "64M", &other, device], "it exists"),
-        (&["create", &other, device], "in use by another process"),
-        (&["create", "-f", &other, device], "in use by another process"),
+        (&["create", &other, device], &in_use),
+        (&["create", "-f", &other, device], &in_use),
         (&["create", &other, full], "it is not empty"),
         (&["create", "-f", &other, small.to_str().unwrap()], "device is too small"),
         (&["create", "--size", "1M", &other, "new"], "are too little"),
@@ -343,7 +344,8 @@ fn nothing_is_overwritten_by_mistake() {
         (&["create", "--size", "64M", "-m", used.to_str().unwrap(), &other, "new"], "exists and is not empty"),
         (&["create", "--size", "64M", &other, "mirror", "a", "b"], "hold no copies of each other"),
         (&["create", "--size", "lots", &other, "new"], "bad numeric value"),
-        (&["import", "-d", device, &name], "no such pool available"),
+        (&["import", "-d", device, &name], "a pool with that name is already created/imported"),
+        (&["import", "-d", device, &other], "no such pool available"),
         (&["labelclear", "-f", device], "in use"),
         (&["set", "size=5", &name], "is readonly"),
         (&["set", "readonly=on", &name], "can only be set at creation"),
@@ -354,6 +356,9 @@ fn nothing_is_overwritten_by_mistake() {
         let (_, refused) = yard.refused(arguments);
         assert!(refused.contains(said), "{arguments:?}: {refused}");
         assert!(!yard.path("new").exists(), "{arguments:?} has made a file");
+    }
+    for limit in ["quota=1", "reservation=1G"] {
+        yard.refused(&["create", "-f", "-O", limit, &other, full]);
     }
     assert_eq!(fs::read(full).unwrap(), vec![1; 64 << 20]);
     yard.pool(&["create", "-f", "-m", "none", &other, full]);
@@ -396,7 +401,24 @@ fn one_gets_along_as_with_zpool() {
     let missing = zpool(&["list", "nosuchpool"]);
     assert_eq!(missing.status.code(), Some(1));
     assert!(text(&missing.stderr).starts_with("cannot open 'nosuchpool': no such pool\n"));
-    assert_eq!(zpool(&["list", "--nonsense"]).status.code(), Some(2));
+    let wrong = zpool(&["list", "--nonsense"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).starts_with("invalid option '-nonsense'\nusage:\n\tlist [-"), "{}", text(&wrong.stderr));
+    // Those that are there are shown all the same.
+    let half = zpool(&["list", "-Ho", "name", "nosuchpool", &name]);
+    assert_eq!((half.status.code(), text(&half.stdout)), (Some(1), format!("{name}\n")));
+    // What the process says that is to own a pool is said in the same manner.
+    let device = yard.path("zp.img");
+    let taken = zpool(&["create", "-f", "another", device.to_str().unwrap()]);
+    let said = "invalid vdev specification\nthe following errors must be manually repaired:\n";
+    assert_eq!(text(&taken.stderr), format!("{said}{} is part of active pool '{name}'\n", device.display()));
+    let missing = zpool(&["create", "another", yard.path("missing").to_str().unwrap()]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).starts_with("cannot open '"), "{}", text(&missing.stderr));
+    assert_eq!(zpool(&["online", &name, device.to_str().unwrap()]).status.code(), Some(0));
+    assert_eq!(zpool(&["online", &name, "/dev/null"]).status.code(), Some(1));
+    let listed = text(&zpool(&["list", "-o", "all", &name]).stdout);
+    assert!(listed.contains(" ALLOC ") && listed.contains("VERSION"), "{listed}");
     fs::write(at.join("a"), vec![1; 1 << 20]).unwrap();
     let twice = text(&zpool(&["iostat", "-H", "-v", &name, "0.05", "2"]).stdout);
     assert_eq!(twice.lines().count(), 4, "{twice}");

@@ -208,3 +208,110 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     yard.nacre(&["pool", "export", &name]);
     assert!(yard.nacre(&["pool", "check", "-d", "img"]).contains("no problems"));
 }
+
+/// A loop device, for as long as it is needed.
+struct Loop(String);
+
+impl Loop {
+    fn over(image: &Path) -> Loop {
+        let output = mounting::run("losetup", ["-f", "--show", image.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        Loop(text(&output.stdout).trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        mounting::run("losetup", ["-d", &self.0]);
+    }
+}
+
+#[test]
+fn a_block_device_gets_back_what_is_not_used() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let image = yard.path("image");
+    fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let device = Loop::over(&image);
+    let held = || fs::metadata(&image).map(|image| std::os::unix::fs::MetadataExt::blocks(&image) / 2048).unwrap();
+    let name = yard.name("trim");
+    let at = yard.path("at");
+    yard.nacre(&["pool", "create", "-m", at.to_str().unwrap(), &name, &device.0]);
+    let mut content = Vec::with_capacity(96 << 20);
+    let mut state = 7_u64;
+    while content.len() < 96 << 20 {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        content.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+    }
+    fs::write(at.join("kept"), &content[..1 << 20]).unwrap();
+    fs::write(at.join("large"), &content).unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    let full = held();
+    assert!(full >= 96, "{full} MiB");
+    fs::remove_file(at.join("large")).unwrap();
+    // By hand: what was freed by the commits so far.
+    eventually("its room is given back", || {
+        yard.nacre(&["pool", "sync", &name]);
+        yard.nacre(&["pool", "trim", "-w", &name]);
+        held() + 80 < full
+    });
+    assert!(yard.nacre(&["pool", "status", "-t", &name]).contains("trimmed"), "{}", yard.nacre(&["pool", "status", "-t", &name]));
+    // By itself.
+    yard.nacre(&["pool", "set", "autotrim=on", &name]);
+    fs::write(at.join("large"), &content).unwrap();
+    yard.nacre(&["pool", "sync", &name]);
+    assert!(held() >= 96);
+    fs::remove_file(at.join("large")).unwrap();
+    eventually("its room is given back by itself", || {
+        yard.nacre(&["pool", "sync", &name]);
+        held() + 80 < full
+    });
+    // Nothing else has gone.
+    assert!(fs::read(at.join("kept")).unwrap() == content[..1 << 20]);
+    yard.nacre(&["pool", "scrub", "-w", &name]);
+    assert!(yard.nacre(&["pool", "status", &name]).contains("with 0 errors"));
+    yard.nacre(&["pool", "export", &name]);
+    yard.nacre(&["pool", "import", "-d", &device.0, &name]);
+    assert!(fs::read(at.join("kept")).unwrap() == content[..1 << 20]);
+    yard.nacre(&["pool", "destroy", &name]);
+}
+
+#[test]
+fn what_a_diff_reads_is_not_destroyed_meanwhile() {
+    if !as_root() {
+        return;
+    }
+    let mut yard = Yard::new();
+    let name = yard.name("diff");
+    let at = yard.path("at");
+    yard.nacre(&["pool", "create", "--size", "256M", "-m", at.to_str().unwrap(), &name, yard.path("device").to_str().unwrap()]);
+    let of = |rest: &str| format!("{name}{rest}");
+    yard.nacre(&["fs", "create", &of("/a")]);
+    yard.nacre(&["fs", "snapshot", &of("/a@one")]);
+    yard.nacre(&["fs", "clone", &of("/a@one"), &of("/b")]);
+    // More names than a pipe holds: the one who reads has not read yet.
+    (0..4000).for_each(|at_number| fs::write(at.join(format!("a/a-file-with-a-name-of-some-length-{at_number}")), "").unwrap());
+    yard.nacre(&["fs", "snapshot", &of("/a@two")]);
+    let mut diff = Command::new(nacre());
+    diff.arg0("nacre").env("NACRE_STATE_DIR", yard.path("state")).args(["fs", "diff", &of("/a@one"), &of("/a@two")]);
+    let mut diff = diff.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 1];
+    std::io::Read::read_exact(diff.stdout.as_mut().unwrap(), &mut first).unwrap();
+    let said = |words: &[&str]| {
+        let said = yard.refused(words);
+        assert!(said.contains("busy") && said.contains("diff"), "{words:?}: {said}");
+    };
+    said(&["fs", "destroy", &of("/a@two")]);
+    said(&["fs", "destroy", "-R", &of("/a@one")]);
+    said(&["fs", "promote", &of("/b")]);
+    // Others may go.
+    yard.nacre(&["fs", "snapshot", &of("/b@other")]);
+    yard.nacre(&["fs", "destroy", &of("/b@other")]);
+    let rest = diff.wait_with_output().unwrap();
+    assert!(rest.status.success());
+    assert_eq!(text(&rest.stdout).lines().filter(|line| line.contains("a-file-with-a-name")).count(), 4000);
+    eventually("it is read no more", || yard.run(&["fs", "promote", &of("/b")]).status.success());
+    yard.nacre(&["pool", "destroy", &name]);
+}

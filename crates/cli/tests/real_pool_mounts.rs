@@ -13,7 +13,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 /// One pool on one file, mounted.
@@ -107,6 +107,49 @@ fn a_snapshot_holds_what_write_had_taken() {
         assert!(then.ends_with(&line));
     }
     assert_eq!(fs::read_to_string(pool.at(".zfs/snapshot/s0/open")).unwrap(), "line 0\n");
+}
+
+/// Writes 1, 2, 3 ... to one file and then to the other until told to stop.
+fn count_in_both(one: &fs::File, other: &fs::File, over: &AtomicBool) {
+    for number in 1_u64.. {
+        one.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        other.write_all_at(&number.to_le_bytes(), 0).unwrap();
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn snapshots_are_one_moment_for_whoever_writes() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::new(ROOMY);
+    for below in ["one", "two"] {
+        pool.fs(&["create", &format!("{}/{below}", pool.name)]);
+    }
+    let places = [("a", "b"), ("one/a", "two/b"), ("two/c", "one/c")];
+    for (round, (first, second)) in places.into_iter().enumerate() {
+        let create = |name| fs::File::create(pool.at(name)).unwrap();
+        let (one, other, over) = (create(first), create(second), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| count_in_both(&one, &other, &over));
+            for turn in 0..5 {
+                pool.fs(&["snapshot", "-r", &format!("{}@s{round}-{turn}", pool.name)]);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        for turn in 0..5 {
+            let seen = |name: &str| {
+                let (below, name) = name.rsplit_once('/').unwrap_or(("", name));
+                let content = fs::read(pool.at(below).join(format!(".zfs/snapshot/s{round}-{turn}")).join(name)).unwrap();
+                content.try_into().map_or(0, u64::from_le_bytes)
+            };
+            let (ahead, behind) = (seen(first), seen(second));
+            assert!(behind <= ahead && ahead <= behind + 1, "{first} {ahead}, {second} {behind}: not one moment");
+        }
+    }
 }
 
 #[test]

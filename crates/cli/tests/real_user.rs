@@ -355,15 +355,16 @@ fn a_users_file_systems_lie_below_one_another() {
     fs::write(at.join("a/new"), "").unwrap();
     ok("fs set readonly=off %/a/b");
     // They come and go while others stay; who uses one keeps it.
-    assert!(!nacre_says("fs unmount %/a").0, "another lies in it");
     let open = fs::File::open(at.join("a/b/file")).unwrap();
+    let (done, said) = nacre_says("fs unmount %/a");
+    assert!(!done && said.contains("busy"), "another that is in use lies in it: {said}");
     let (done, said) = nacre_says("fs unmount %/a/b");
     assert!(!done && said.contains("busy"), "{said}");
     assert_eq!(fs::read(at.join("a/b/file")).unwrap(), b"later");
     ok("fs unmount -f %/a/b");
     assert!(fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&open))).is_err());
     drop(open);
-    assert!(!at.join("a/b").exists());
+    assert_eq!(fs::read_dir(at.join("a/b")).unwrap().count(), 0, "its place stays in the one above");
     assert_eq!(ok("fs get -Ho value mounted %/a/b"), "no\n");
     ok("fs mount %/a/b");
     assert_eq!(fs::read(at.join("a/b/file")).unwrap(), b"later");
@@ -379,6 +380,49 @@ fn a_users_file_systems_lie_below_one_another() {
     assert!(!is_mounted(&at) && !at.join("a").exists());
     ok("pool import %");
     assert_eq!(fs::read(at.join("a/file")).unwrap(), b"middle");
+    ok("pool destroy -f %");
+}
+
+#[test]
+fn a_directory_moves_with_the_file_system_below_it() {
+    if !as_user("a_directory_moves_with_the_file_system_below_it") {
+        return;
+    }
+    let place = mounting::scratch();
+    let name = format!("move{}", std::process::id());
+    let ok = |arguments: &str| {
+        let output = run(nacre(), arguments.replace('%', &name).split(' '));
+        let said = text(&output.stdout).replace(&name, "%") + &text(&output.stderr);
+        assert!(output.status.success(), "{arguments}: {said}");
+        said
+    };
+    let at = place.path().join("at");
+    ok(&format!("pool create --size 64M -m {} % {}", at.display(), place.path().join("device").display()));
+    fs::create_dir(at.join("dir")).unwrap();
+    ok(&format!("fs create -o mountpoint={} %/a", at.join("dir/below").display()));
+    fs::write(at.join("dir/below/file"), "in it").unwrap();
+    fs::write(at.join("dir/beside"), "not in it").unwrap();
+    let open = fs::File::open(at.join("dir/below/file")).unwrap();
+    // As with mounts of the kernel, what is mounted goes with the directory that it is mounted in.
+    fs::rename(at.join("dir"), at.join("other")).unwrap();
+    assert!(!at.join("dir").exists());
+    assert_eq!(fs::read(at.join("other/below/file")).unwrap(), b"in it");
+    assert_eq!(fs::read(at.join("other/beside")).unwrap(), b"not in it");
+    fs::write(at.join("other/below/new"), "made there").unwrap();
+    assert_eq!(errno(fs::rename(at.join("other/below"), at.join("other/away"))), 16);
+    assert_eq!(errno(fs::remove_dir(at.join("other/below"))), 16);
+    assert_eq!(ok("fs get -Ho value mounted %/a"), "yes\n");
+    drop(open);
+    eventually("nobody uses it", || run(nacre(), ["fs", "unmount", &format!("{name}/a")]).status.success());
+    assert_eq!(fs::read_dir(at.join("other/below")).unwrap().count(), 0);
+    // Where it is mounted next, its property says.
+    ok("fs mount %/a");
+    assert_eq!(fs::read(at.join("dir/below/new")).unwrap(), b"made there");
+    assert_eq!(fs::read_dir(at.join("other/below")).unwrap().count(), 0);
+    eventually("nobody uses it", || run(nacre(), ["pool", "export", &name]).status.success());
+    assert!(!is_mounted(&at));
+    ok("pool import %");
+    assert_eq!(fs::read(at.join("dir/below/file")).unwrap(), b"in it");
     ok("pool destroy -f %");
 }
 

@@ -268,10 +268,10 @@ impl Door {
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
             Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),
-            Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
+            Op::Fallocate { fh, offset, length, mode } => self.fallocate(head, fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                self.copy_file_range((fh_in, off_in), (fh_out, off_out), len, flags, wide, reply)
+                self.copy_file_range(head, (fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply),
             Op::Access { mask } => self.access(head, mask),

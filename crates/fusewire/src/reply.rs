@@ -204,17 +204,25 @@ impl Directory<'_, '_> {
         if !self.fits(name.len(), entry.is_some()) {
             return false;
         }
-        let start = self.reply.len;
         let head = Dirent { ino, off, namelen, r#type: u32::from(d_type) };
-        let padding = name.len().next_multiple_of(8) - name.len();
-        let entry_bytes = entry.map(Pod::bytes).unwrap_or_default();
-        for part in [entry_bytes, head.bytes(), name, [0; 8].get(..padding).unwrap_or_default()] {
-            if self.reply.append(part).is_err() {
-                self.reply.len = start;
-                return false;
+        let before = entry.map_or(0, |_| size_of::<EntryOut>());
+        let end = self.reply.len + (before + size_of::<Dirent>() + name.len()).next_multiple_of(8);
+        let placed = self.reply.body.get_mut(self.reply.len..end).and_then(|place| {
+            let (first, rest) = place.split_at_mut_checked(before)?;
+            let (second, rest) = rest.split_first_chunk_mut::<{ size_of::<Dirent>() }>()?;
+            // What is left behind the name is zero.
+            if let Some(last) = rest.last_chunk_mut::<8>() {
+                *last = [0; 8];
             }
+            first.copy_from_slice(entry.map(Pod::bytes).unwrap_or_default());
+            second.copy_from_slice(head.bytes());
+            rest.get_mut(..name.len())?.copy_from_slice(name);
+            Some(())
+        });
+        if placed.is_some() {
+            self.reply.len = end;
         }
-        true
+        placed.is_some()
     }
 }
 

@@ -21,8 +21,8 @@ use crate::remap::acl;
 use control::Control;
 pub use control::SnapshotDirectory;
 use file::DatasetFile;
-pub use gathering::Gathering;
 use gathering::Member;
+pub use gathering::{Gathering, StoppedWrites};
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};
@@ -146,6 +146,12 @@ impl Dataset {
         self.quiet.load(Ordering::Relaxed)
     }
 
+    /// Whoever writes what a door collects waits from now on, until what is returned is dropped. What he wrote before is yet to be passed on by the door.
+    #[must_use]
+    pub fn stop_writes(&self) -> StoppedWrites {
+        self.member.stop()
+    }
+
     /// The files are about to become others: whoever uses them waits until [`Dataset::replaced`] or [`Dataset::stays`].
     pub fn hold(&self) {
         self.head.now().pause();
@@ -233,12 +239,24 @@ impl Dataset {
         if flags.writes() || flags.truncates() {
             placed.changeable()?;
         }
+        if flags.truncates() && flags.writes() && row.flags & nacre_pool::rows::inode::flags::HAS_XATTRS != 0 {
+            xattrs::drop_capability(placed.changeable()?, &placed.inode)?;
+        }
         if flags.truncates() && flags.writes() && row.size > 0 {
             let change = nacre_pool::files::AttributeChange { size: Some(0), ..Default::default() };
             placed.changeable()?.set_attributes(&placed.inode, &change).map_err(errno)?;
             placed.volume.done(&self.pool, &placed.inode)?;
         }
         Ok(Arc::new(DatasetFile::new(&self.pool, placed, (flags, self.is_quiet()), &self.member)))
+    }
+
+    /// Who opens a file to read it, and for nothing else, is taken to read it: what the kernel has of it in its cache is read without our knowing. The kernel asks
+    /// for the attributes of a file anew after it was closed.
+    fn note_reader(&self, placed: &Placed, flags: OpenFlags) {
+        let quiet = self.is_quiet() || placed.volume.is_past() || flags.raw() & rustix::fs::OFlags::NOATIME.bits() != 0;
+        if flags.reads() && !flags.writes() && !quiet {
+            placed.volume.files.files().touch(&placed.inode);
+        }
     }
 
     /// Whether this is the name of an ACL, and there are none.
@@ -252,10 +270,6 @@ impl Dataset {
             self.pool.sync_names().map_err(|error| errno(error.into()))?;
         }
         Ok(())
-    }
-
-    fn commit(&self) -> Result<()> {
-        self.pool.commit().map(drop).map_err(|error| errno(error.into()))
     }
 }
 
@@ -485,21 +499,22 @@ impl Layer for Dataset {
 
     fn rename(
         &self,
-        _caller: &Caller,
+        caller: &Caller,
         parent: &Node,
         name: Name<'_>,
         new_parent: &Node,
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
-        let replace = match flags.0 {
+        let leaves = flags.has(RenameFlags::WHITEOUT);
+        let replace = match flags.0 & !RenameFlags::WHITEOUT {
             0 => MayReplace::Yes,
             RenameFlags::NOREPLACE => MayReplace::No,
-            RenameFlags::EXCHANGE => MayReplace::Exchange,
+            RenameFlags::EXCHANGE if !leaves => MayReplace::Exchange,
             _ => return Err(Errno::EINVAL),
         };
         if let (Place::Snapshots, Place::Snapshots, Some(control)) = (self.place(parent)?, self.place(new_parent)?, &self.control) {
-            return if replace == MayReplace::Exchange { Err(Errno::EINVAL) } else { control.rename(name, new_name) };
+            return if leaves || replace == MayReplace::Exchange { Err(Errno::EINVAL) } else { control.rename(name, new_name) };
         }
         let (from, to) = (self.placed(parent)?, self.placed(new_parent)?);
         self.not_control(from, name, Errno::EPERM)?;
@@ -507,7 +522,15 @@ impl Layer for Dataset {
         to.changeable()?;
         from.beside(to)?;
         let taken = self.numbers.before(to, new_name.bytes());
-        from.changeable()?.rename((&from.inode, name.bytes()), (&to.inode, new_name.bytes()), replace).map_err(errno)?;
+        let (old, new) = ((&*from.inode, name.bytes()), (&*to.inode, new_name.bytes()));
+        let renamed = if leaves {
+            // What overlayfs takes for a name that is gone: a character device 0, 0 (Documentation/filesystems/overlayfs.rst).
+            let whiteout = New::plain(Kind::Character, 0);
+            from.changeable()?.rename_leaving(old, new, replace, &|view| whiteout.born(caller, view, false))
+        } else {
+            from.changeable()?.rename(old, new, replace)
+        };
+        renamed.map_err(errno)?;
         self.numbers.after(taken)?;
         self.done()
     }
@@ -515,7 +538,9 @@ impl Layer for Dataset {
     fn open(&self, _caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
         let placed = self.placed(node)?;
         let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
-        self.open_file(placed, &row, flags)
+        let file = self.open_file(placed, &row, flags)?;
+        self.note_reader(placed, flags);
+        Ok(file)
     }
 
     fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
@@ -533,8 +558,11 @@ impl Layer for Dataset {
         }
     }
 
-    fn fsyncdir(&self, _caller: &Caller, _node: &Node, _data_only: bool) -> Result<()> {
-        self.pool.sync_names().map_err(|error| errno(error.into()))
+    fn fsyncdir(&self, _caller: &Caller, node: &Node, _data_only: bool) -> Result<()> {
+        match self.place(node)? {
+            Place::File(placed) => self.pool.sync_directory(&placed.inode).map_err(errno),
+            Place::Control | Place::Snapshots => self.pool.sync_names().map_err(|error| errno(error.into())),
+        }
     }
 
     fn statfs(&self, _caller: &Caller, _node: &Node) -> Result<StatFs> {
@@ -558,10 +586,14 @@ impl Layer for Dataset {
     }
 
     fn syncfs(&self) -> Result<()> {
-        self.commit()
+        self.pool.sync_all(&self.head.files).map_err(errno)
     }
 
     fn getxattr(&self, _caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        // Asked for each file of a long listing, which has just been shown.
+        if acl::is_acl(name) && volume::is_bare(node)? {
+            return Err(Errno::ENODATA);
+        }
         match self.place(node)? {
             Place::File(_) if self.is_off(name) => Err(Errno::ENODATA),
             Place::File(placed) => xattrs::get(placed.files()?, &placed.inode, name, buffer),
@@ -653,7 +685,7 @@ impl Dataset {
             };
             let ino = placed.volume.shown(seen.number);
             let entry = seen.row.map(|row| Entry {
-                attr: attr(self.head.files.id(), ino, &row),
+                attr: attr(self.head.files.id(), ino, row),
                 node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
             });
             sink.push(DirEntry { name, ino, kind: Some(translate::kind_of_type(seen.file_type)), next: seen.sequence, entry })

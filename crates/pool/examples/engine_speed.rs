@@ -1,7 +1,8 @@
 //! The speed of the engine alone, without FUSE: `cargo run --release -p nacre-pool --example engine_speed -- DIRECTORY [WHAT...]`.
 //!
 //! Makes a pool on a file in the directory and prints, for each measurement, the time, the rate, and the same done on plain files there.
-//! WHAT: create, list, read, unlink, write, overwrite, append; everything without any.
+//! WHAT: create, list, read, unlink, write, overwrite, append; everything without any. In the environment: FILES; NAMES=any, names that do not follow each other;
+//! THREADS and MORE, how many make how many files at once; GIB, MIB, CACHE_MIB, BEGIN_MIB, MOST_MIB.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,6 +39,10 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
+fn is_far() -> bool {
+    std::env::var("NAMES").is_ok_and(|names| names == "any")
+}
+
 /// Numbers that do not pack.
 struct Dice(u64);
 
@@ -53,6 +58,11 @@ impl Dice {
     fn fill(&mut self, buffer: &mut [u8]) {
         buffer.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]));
     }
+}
+
+/// The name of a file by its number; `far` where neighbours shall have nothing in common.
+fn name(at: u64, far: bool) -> String {
+    if far { format!("file-{:016x}", Dice(at).next()) } else { format!("file-{at:010}") }
 }
 
 /// A moment, in the world's time and in the processors' time of this process.
@@ -98,7 +108,9 @@ impl Bench {
         let log = Some(Box::new(LogArea::new(Arc::clone(&store))) as _);
         let ground = Ground { log, guid: 7, storage: store, clock: Arc::new(clock), entropy: Arc::new(|| 42), cache };
         let pool = Arc::new(Pool::create(ground, "bench").unwrap());
-        let committer = pool.start_committer(Pace::default()).unwrap();
+        let begin = number("BEGIN_MIB", 64) * MIB;
+        let pace = Pace { begin, most: number("MOST_MIB", 96) * MIB, ..Pace::default() };
+        let committer = pool.start_committer(pace).unwrap();
         let dataset = pool.dataset(pool.find("bench").unwrap().unwrap()).unwrap();
         Self { directory: directory.to_owned(), pool, dataset, committer }
     }
@@ -111,7 +123,7 @@ impl Bench {
     fn create(&self, threads: u64, files: u64, length: usize) {
         let root = self.dataset.files().root();
         let place = self.make(&root, &format!("d{threads}"), FileType::Directory);
-        let start = Moment::now();
+        let (start, far) = (Moment::now(), is_far());
         std::thread::scope(|scope| {
             for thread in 0..threads {
                 let place = &place;
@@ -122,7 +134,7 @@ impl Bench {
                     let mut before = Instant::now();
                     for at in 0..each {
                         dice.fill(&mut content);
-                        let file = self.make(place, &format!("file-{:010}", thread * each + at), FileType::Regular);
+                        let file = self.make(place, &name(thread * each + at, far), FileType::Regular);
                         self.dataset.files().write(&file, Some(0), &content).unwrap();
                         if threads == 1 && (at + 1) % (each / 5) == 0 {
                             println!(
@@ -165,7 +177,7 @@ impl Bench {
         let mut buffer = vec![0; 4096];
         let start = Moment::now();
         for _ in 0..count {
-            let (file, _) = files.look_up(&place, format!("file-{:010}", dice.next() % count).as_bytes()).unwrap();
+            let (file, _) = files.look_up(&place, name(dice.next() % count, is_far()).as_bytes()).unwrap();
             files.read(&file, 0, &mut buffer).unwrap();
         }
         say("look up and read, at random", start, count, 0);
@@ -176,7 +188,7 @@ impl Bench {
         let (place, _) = files.look_up(&files.root(), directory.as_bytes()).unwrap();
         let start = Moment::now();
         for at in 0..count {
-            files.unlink(&place, format!("file-{at:010}").as_bytes()).unwrap();
+            files.unlink(&place, name(at, is_far()).as_bytes()).unwrap();
         }
         say("unlink", start, count, 0);
         let start = Moment::now();
@@ -290,7 +302,7 @@ fn main() {
     if ["create", "list", "read", "unlink"].iter().any(|what| does(what)) {
         bench.create(1, files, 100);
         if does("create") {
-            bench.create(16, files, 100);
+            bench.create(number("THREADS", 16), number("MORE", files), 100);
         }
         if does("list") {
             bench.list("d1");

@@ -29,6 +29,7 @@ mod owners;
 mod past;
 mod properties;
 mod sharing;
+mod skipped;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -63,6 +64,7 @@ use crate::frames::{Frames, NewFrame, Packed, Packing, Wanted};
 use crate::log;
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::properties::{Level, effective::limits};
+use crate::rows::keys::Hashing;
 use crate::space::{Forest, Limits, Purpose};
 
 /// The store as the engine sees it.
@@ -99,6 +101,11 @@ pub trait Storage: Frames {
     /// The longest record that makes sense here, bytes.
     fn largest_frame(&self) -> u64 {
         16 << 20
+    }
+
+    /// How names are hashed in file systems that are made now.
+    fn hashing(&self) -> Hashing {
+        Hashing::default()
     }
 
     /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots back to their devices.
@@ -372,10 +379,7 @@ impl Pool {
     pub fn dataset(&self, id: u64) -> Result<Arc<Dataset>, PoolError> {
         let (dataset, opened) = self.open_dataset(id)?;
         if opened {
-            // Whatever lost its last name before the pool was closed or died is nobody's now.
-            if let Err(error) = dataset.files().free_orphans().map_err(as_pool_error) {
-                commit::passed_over(error, "files without a name cannot be freed now")?;
-            }
+            dataset.sweep()?;
         }
         Ok(dataset)
     }

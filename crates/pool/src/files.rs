@@ -12,6 +12,7 @@
 
 mod admission;
 mod ahead;
+mod awaited;
 mod content;
 mod durable;
 mod inodes;
@@ -27,6 +28,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod throttle;
+mod unstored;
 mod xattrs;
 
 pub use admission::{AccessTimes, Admission, Admit, Rules, Unlimited};
@@ -34,7 +36,7 @@ pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durable;
 pub use inodes::{AttributeChange, Inode, TimeChange};
 pub use listing::{Listed, Seen};
-pub use names::{MayReplace, NewInode, ParentView};
+pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
 pub(crate) use patches::is_rotten;
 pub use sharing::Range;
@@ -49,11 +51,14 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use awaited::{Awaited, Turn};
+
 use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::frames::{Frames, NewFrame, Packing};
 use crate::log::{Change, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
+use crate::rows::keys::Hashing;
 use crate::rows::{Head, OwnerKind, Timestamp, keys};
 
 /// Why an operation on files was refused or failed. The layer above has one error number for each.
@@ -211,9 +216,9 @@ pub struct Files<T> {
     frames: Arc<dyn Frames>,
     clock: Clock,
     storing: RwLock<Storing>,
-    table: RwLock<T>,
+    table: Awaited<T>,
     recent: recent::Recent,
-    names: Mutex<()>,
+    names: Turn,
     numbers: Numbers,
     known: Arc<known::Known>,
     dirty: Mutex<HashMap<u64, Arc<Inode>>>,
@@ -222,6 +227,8 @@ pub struct Files<T> {
     uses: Mutex<UseChanges>,
     /// What of each owner's waits in memory, worst case. Bytes.
     waiting: Mutex<HashMap<(OwnerKind, u32), u64>>,
+    /// When a file lost its last name.
+    lost_name: Mutex<Option<std::time::Instant>>,
     rules: RwLock<Rules>,
     admission: Arc<dyn Admission>,
     stop: stopping::Stop,
@@ -231,6 +238,7 @@ pub struct Files<T> {
     headless: AtomicBool,
     ahead: ahead::Ahead,
     freed: Mutex<Vec<Dead>>,
+    unstored: Mutex<unstored::Unstored>,
     /// Frames that rows of the open txg have come to share.
     shared: Mutex<Vec<Pointer>>,
     written: AtomicU64,
@@ -242,6 +250,7 @@ pub struct Files<T> {
 #[derive(Debug)]
 struct Numbers {
     seed: u64,
+    hashing: Hashing,
     root: u64,
     next: AtomicU64,
     objects: AtomicU64,
@@ -298,13 +307,18 @@ fn hint(read: Absent) {
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: a root directory of this user and group, with mode 755.
+    /// An empty file system in an empty table: how names are hashed, and the seed of that; a root directory of this user and group, with mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
-    pub fn format(ground: Ground, table: T, seed: u64, (uid, gid): (u32, u32)) -> std::result::Result<Self, PoolError> {
+    pub fn format(
+        ground: Ground,
+        table: T,
+        (hashing, seed): (Hashing, u64),
+        (uid, gid): (u32, u32),
+    ) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
-        let head = Head { next: ROOT + 1, root: ROOT, seed, objects: 1 };
+        let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, objects: 1 };
         let files = Self::over(ground, table, head);
         let mut batch = Batch::default();
         let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
@@ -336,16 +350,23 @@ impl<T: Table> Files<T> {
             frames,
             clock,
             storing: RwLock::new(storing),
-            table: RwLock::new(table),
+            table: Awaited::new(table),
             recent: recent::Recent::default(),
-            names: Mutex::new(()),
-            numbers: Numbers { seed: head.seed, root: head.root, next: AtomicU64::new(head.next), objects: AtomicU64::new(head.objects) },
+            names: Turn::default(),
+            numbers: Numbers {
+                seed: head.seed,
+                hashing: head.hashing,
+                root: head.root,
+                next: AtomicU64::new(head.next),
+                objects: AtomicU64::new(head.objects),
+            },
             known: Arc::default(),
             dirty: Mutex::default(),
             buffered: Share::new(Arc::clone(&throttle)),
             throttle,
             uses: Mutex::default(),
             waiting: Mutex::default(),
+            lost_name: Mutex::default(),
             rules: RwLock::default(),
             admission,
             replaying: AtomicBool::new(false),
@@ -353,6 +374,7 @@ impl<T: Table> Files<T> {
             ahead: ahead::Ahead::default(),
             stop: stopping::Stop::default(),
             freed: Mutex::default(),
+            unstored: Mutex::default(),
             shared: Mutex::default(),
             written: AtomicU64::new(0),
             written_logical: AtomicU64::new(0),

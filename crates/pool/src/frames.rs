@@ -101,7 +101,7 @@ pub trait Frames: Send + Sync {
     /// [`PoolError::Frame`] for a damaged one, [`PoolError::Device`].
     fn read(&self, pointer: &Pointer) -> Result<Arc<[u8]>, PoolError>;
 
-    /// Reads the content of several frames to where it is wanted, each target as long as its frame's content; by several threads where that pays. For
+    /// Reads the content of several frames to where it is wanted, each target as long as its frame's content. For
     /// streams: what was not kept in memory before is not kept afterwards.
     ///
     /// # Errors

@@ -16,6 +16,55 @@
 //! - A pointer names a segment and a frame, never a place: frames move without a change of any tree.
 //! - Every byte read from a device is checked before it is believed; damage is an error that names the frame, never data and never a panic.
 //! - Clock and randomness are passed in.
+//!
+//! A pool in memory (give it a [`device::FileDevice`] for one that stays), a file in it, and a snapshot of that:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use nacre_pool::{Store, device::Simulator, engine::{Committer, Ground, Pace, Pool}, files::{NewInode, ParentView}};
+//! use nacre_pool::rows::{FileType, Inode, Timestamp};
+//! use nacre_pool::store::{LogArea, NewPool};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let new = NewPool { name: "tank".into(), guid: 7, host: (1, "here".into()), time: 1_800_000_000, twice: true };
+//! let (store, _) = Store::create(vec![Arc::new(Simulator::new("disk", 128 << 20))], &new)?;
+//! let store = Arc::new(store);
+//! let ground = Ground {
+//!     log: Some(Box::new(LogArea::new(Arc::clone(&store)))),
+//!     guid: 7,
+//!     storage: Arc::clone(&store) as _,
+//!     clock: Arc::new(|| Timestamp { seconds: 1_800_000_000, nanoseconds: 0 }),
+//!     entropy: Arc::new(|| 42),
+//!     cache: 16 << 20,
+//! };
+//! let pool = Arc::new(Pool::create(ground, "tank")?);
+//! let committer: Committer = pool.start_committer(Pace::default())?;
+//!
+//! let id = pool.find("tank")?.ok_or("it has just been made")?;
+//! let tank = pool.dataset(id)?;
+//! let files = tank.files();
+//! let new = |parent: &ParentView| {
+//!     let row = Inode::new(FileType::Regular, 0o644, parent.now);
+//!     Ok(NewInode { row, target: None, attributes: Vec::new() })
+//! };
+//! let (file, _) = files.make(&files.root(), b"greeting", b"", &new)?;
+//! files.write(&file, Some(0), b"hello")?;
+//! pool.sync_file(&tank, &file)?; // what fsync does
+//!
+//! let txg = pool.snapshot(&[(id, "monday".into())])?;
+//! files.unlink(&files.root(), b"greeting")?;
+//!
+//! let monday = pool.snapshot_files(id, txg)?;
+//! let (file, _) = monday.files().look_up(&monday.files().root(), b"greeting")?;
+//! let mut content = [0; 5];
+//! monday.files().read(&file, 0, &mut content)?;
+//! assert_eq!(&content, b"hello");
+//!
+//! committer.stop()?;
+//! store.close(true, 1_800_000_001)?;
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]

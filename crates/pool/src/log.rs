@@ -229,4 +229,4 @@ impl<A: Area> Log<A> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,6 +17,9 @@ thread_local! {
     static UNPACKER: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
 
+/// Buffers that each thread keeps are no longer than this, bytes.
+const KEPT: usize = (1 << 20) + (64 << 10);
+
 /// Packs content; `None` where it is better stored as it is: packing saves less than an eighth, or is switched off.
 #[must_use]
 pub fn pack(packing: Packing, content: &[u8]) -> Option<(Compression, Vec<u8>)> {
@@ -28,6 +31,13 @@ pub fn pack(packing: Packing, content: &[u8]) -> Option<(Compression, Vec<u8>)> 
     }
 }
 
+/// Gives back what a few large records have made a thread's buffer grow to.
+pub(crate) fn forget_much(buffer: &mut Vec<u8>) {
+    if buffer.capacity() > KEPT {
+        *buffer = Vec::new();
+    }
+}
+
 fn lz4(content: &[u8], worth: usize) -> Option<Vec<u8>> {
     SCRATCH.with_borrow_mut(|scratch| {
         let longest = lz4_flex::block::get_maximum_output_size(content.len());
@@ -35,7 +45,9 @@ fn lz4(content: &[u8], worth: usize) -> Option<Vec<u8>> {
             scratch.resize(longest, 0);
         }
         let length = lz4_flex::block::compress_into(content, scratch).ok()?;
-        scratch.get(..length).filter(|packed| packed.len() <= worth).map(<[u8]>::to_vec)
+        let packed = scratch.get(..length).filter(|packed| packed.len() <= worth).map(<[u8]>::to_vec);
+        forget_much(scratch);
+        packed
     })
 }
 
@@ -52,8 +64,9 @@ fn zstd(level: i8, content: &[u8], worth: usize) -> Option<Vec<u8>> {
                 scratch.resize(room, 0);
             }
             let target = scratch.get_mut(..room)?;
-            let length = packer.compress_to_buffer(content, target).ok()?;
-            scratch.get(..length).map(<[u8]>::to_vec)
+            let packed = packer.compress_to_buffer(content, target).ok().and_then(|length| scratch.get(..length).map(<[u8]>::to_vec));
+            forget_much(scratch);
+            packed
         })
     })?;
     (packed.len() <= worth).then_some(packed)

@@ -7,6 +7,7 @@
 //! Invariant: frame numbers and places are only ever changed through [`table::Op`], so that what is in memory is what a replay gives.
 
 pub mod cleaner;
+pub mod moved;
 pub mod slots;
 pub mod stream;
 pub mod table;

@@ -14,6 +14,7 @@ mod copies;
 mod doubling;
 mod log_area;
 mod open;
+mod packers;
 mod scrub;
 mod space;
 mod streaming;
@@ -25,8 +26,8 @@ mod watch;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -73,6 +74,8 @@ pub struct Store {
     metadata_survivors: Appender,
     /// Metadata is written twice.
     twice: AtomicBool,
+    /// File systems that are made now have names of neighbouring numbers side by side.
+    near: AtomicBool,
     /// What lies once all the same.
     half: doubling::Half,
     committed: Mutex<Committed>,
@@ -95,6 +98,8 @@ pub struct Store {
     ahead: streaming::Ahead,
     /// Writes content while others go on.
     behind: behind::Behind,
+    /// Packs content beside whoever writes it.
+    packers: packers::Packers,
 }
 
 /// Where segments are and what is alive in them.
@@ -211,15 +216,6 @@ thread_local! {
     static READ: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// From so many bytes on, several threads pack.
-const WORTH_A_THREAD: usize = 512 << 10;
-
-/// How many threads pack at most.
-fn packers() -> usize {
-    static PACKERS: OnceLock<usize> = OnceLock::new();
-    *PACKERS.get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(8))
-}
-
 impl Store {
     /// The content of a frame that is at this place.
     fn read_at(&self, pointer: &Pointer, place: Location) -> Result<Arc<[u8]>> {
@@ -249,71 +245,15 @@ impl Store {
                     buffer.resize(length, 0);
                 }
                 let stored = buffer.get_mut(..length).unwrap_or_default();
-                self.read_stored(pointer, place, stored)?;
-                Ok::<_, PoolError>(packing::unpack(pointer.compression, stored, target))
+                let whole = self.read_stored(pointer, place, stored).map(|()| packing::unpack(pointer.compression, stored, target));
+                packing::forget_much(buffer);
+                whole
             })?
         };
         if !whole || checksum::content(pointer.checksum_kind, target) != pointer.checksum {
             return Err(PoolError::Frame { pointer: *pointer, damage: self.diagnose(pointer, place, whole) });
         }
         Ok(())
-    }
-
-    /// Checks and packs a frame; takes nothing of the pool yet.
-    fn pack(&self, frame: &NewFrame<'_>) -> Result<Packed> {
-        self.usable()?;
-        let logical = frame.content.len();
-        if logical == 0 || logical as u64 > self.largest_frame() {
-            return Err(PoolError::Refused(format!("a frame of {logical} bytes; 1 to {} are possible here", self.largest_frame())));
-        }
-        let checksum = checksum::content(frame.checksum, frame.content);
-        let (compression, stored) = packing::pack(frame.packing, frame.content).unzip();
-        let pointer = Pointer {
-            segment: 0,
-            index: 0,
-            offset: 0,
-            stored: stored.as_ref().map_or(logical, Vec::len) as u32,
-            logical: logical as u32,
-            kind: frame.kind,
-            compression: compression.unwrap_or(Compression::Off),
-            checksum_kind: frame.checksum,
-            birth: frame.birth,
-            checksum,
-        };
-        Ok(Packed { pointer, stored })
-    }
-
-    /// Packs frames, each by whichever thread is free. Where the first does not pack, the others are not expected to: that is no work for two.
-    fn pack_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Packed>> {
-        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
-        let Some(first) = frames.first().map(|frame| self.pack(frame)) else { return Vec::new() };
-        let threads = (bytes / (WORTH_A_THREAD / 2)).min(packers()).min(frames.len() - 1);
-        let alone = threads < 2 || !first.as_ref().is_ok_and(|packed| packed.stored.is_some());
-        let mut all = Vec::with_capacity(frames.len());
-        all.push((0, first));
-        let next = AtomicUsize::new(1);
-        let work = || {
-            let turn = || Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, frames.get(at)?)));
-            std::iter::from_fn(turn).map(|(at, frame)| (at, self.pack(frame))).collect::<Vec<_>>()
-        };
-        if alone {
-            all.extend(work());
-        } else {
-            std::thread::scope(|scope| {
-                let beside = || {
-                    streaming::roam();
-                    work()
-                };
-                let running: Vec<_> = (1..threads).map(|_| scope.spawn(beside)).collect();
-                all.extend(work());
-                running.into_iter().for_each(|thread| all.extend(thread.join().unwrap_or_default()));
-            });
-        }
-        all.sort_unstable_by_key(|(at, _)| *at);
-        // What a lost thread had taken is missing.
-        let mut found = all.into_iter().peekable();
-        let lost = || PoolError::Refused("a thread that packed frames is gone".to_owned());
-        (0..frames.len()).map(|at| found.next_if(|(of, _)| *of == at).map_or_else(|| Err(lost()), |(_, packed)| packed)).collect()
     }
 
     /// Gives a packed frame its place.

@@ -227,7 +227,8 @@ impl Tree {
         self.dirty + self.unsettled.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
-    /// Reads whatever a change of this row will need: after that, and until the next freeze, putting it or removing it fails by no device and no damage.
+    /// Reads whatever a change of this row will need: after that, and until the next freeze, putting it fails by no device and no damage as long as no
+    /// other row is removed, and removing it, where it is there, never does.
     /// The rows stay as they are. A `value` is what will be put; a row that is to be removed is only looked for where it is. Whether there is anything to
     /// be done.
     ///

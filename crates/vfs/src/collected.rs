@@ -6,7 +6,7 @@
 //! announces every write from then on. What was accepted then always fits.
 
 use crate::Result;
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 thread_local! {
     /// See [`arriving`].
@@ -39,6 +39,17 @@ pub trait Collected: Send + Sync {
 
     /// Whether writes need not be announced at this moment. Cheap: asked with every answer that the door's caches live on.
     fn unannounced(&self) -> bool;
+
+    /// Whether writes have to wait for a moment before they begin ([`Collected::wait`]): something needs to be true of all files at once. They are
+    /// announced then.
+    fn stopped(&self) -> bool {
+        false
+    }
+
+    /// Waits until writes are stopped no more, at most so long: whoever waits may hold what those need who have stopped them.
+    fn wait(&self, most: Duration) {
+        let _ = most;
+    }
 
     /// A write at the end of the file is about to be collected, of `length` bytes (`None` where the door cannot tell). May wait until what
     /// the door held back has arrived.

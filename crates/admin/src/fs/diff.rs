@@ -141,10 +141,13 @@ fn with_now(
         let refusal = Refusal::new(Kind::Permission, format!("{doing}: the pool is imported read-only"));
         return Err(refusal.next("compare two snapshots"));
     }
-    mounts.settle(&[id])?;
     let part = format!("nacre-diff-{}", (pool.opening.entropy)());
     let mark = [(MARK.to_owned(), "on".to_owned())];
-    let now = pool.pool.snapshot_with(&[(id, part.clone())], &mark).map_err(|error| refused(&doing, &error))?;
+    let mut now = Txg::default();
+    mounts.at_one_moment(&[id], &mut |over| {
+        now = pool.pool.snapshot_at(&[(id, part.clone())], &mark, over).map_err(|error| refused(&doing, &error))?;
+        Ok(())
+    })?;
     let looked = hold_now(pool, mounts, (id, now), &doing).and_then(|_held| look(now));
     let gone = pool.pool.destroy_snapshots(id, &[&part], false).map_err(|error| refused(&doing, &error));
     looked.and(gone)

@@ -151,10 +151,12 @@ pub(super) fn snapshot(pool: &Imported, mounts: &dyn Mounts, what: &ToSnapshot) 
         }
     }
     // What write(2) has taken and the kernel still keeps belongs to it.
-    mounts.settle(&wanted.iter().map(|(id, _)| *id).collect::<Vec<u64>>())?;
     let doing = format!("cannot create snapshot '{}'", what.names.first().map_or("", String::as_str));
-    pool.pool.snapshot_with(&wanted, &what.properties).map_err(|error| refused(&doing, &error).next("no snapshots were created"))?;
-    Ok(())
+    let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();
+    mounts.at_one_moment(&ids, &mut |over| {
+        let taken = pool.pool.snapshot_at(&wanted, &what.properties, over);
+        taken.map(drop).map_err(|error| refused(&doing, &error).next("no snapshots were created"))
+    })
 }
 
 /// Makes a bookmark of a snapshot or of another bookmark.

@@ -17,6 +17,9 @@ pub struct ToMount {
     pub words: Vec<String>,
     /// Over a directory that is not empty as well.
     pub overlay: bool,
+    /// There: what mount(8) mounts. Where it is told so by its properties alone otherwise.
+    #[serde(default)]
+    pub at: Option<PathBuf>,
 }
 
 /// What is to be unmounted.
@@ -71,10 +74,18 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
     if objects.effective(id, "canmount")?.value == "off" {
         return refuse(Kind::Invalid, "'canmount' property is set to 'off'", &format!("nacre fs set canmount=on {name}"));
     }
-    match objects.place(id)? {
-        Place::At(at) => Ok(Mounting { id, at, options: objects.options(id)? }),
-        Place::Legacy => refuse(Kind::Invalid, "legacy mountpoint", &format!("nacre fs set mountpoint=PATH {name}")),
-        Place::None => refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}")),
+    match (objects.place(id)?, &what.at) {
+        (Place::At(at), None) => Ok(Mounting { id, at, options: objects.options(id)? }),
+        (Place::Legacy, Some(at)) => Ok(Mounting { id, at: at.clone(), options: objects.options(id)? }),
+        (_, Some(_)) => {
+            let next = format!("nacre fs mount {name}, or nacre fs set mountpoint=legacy {name}");
+            refuse(Kind::Invalid, "mount(8) mounts those whose mountpoint is 'legacy'", &next)
+        }
+        (Place::Legacy, None) => {
+            let next = format!("use mount(8) to mount this filesystem: mount -t fuse.nacre fs:{name} DIRECTORY");
+            refuse(Kind::Invalid, "legacy mountpoint", &next)
+        }
+        (Place::None, None) => refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}")),
     }
 }
 
@@ -110,7 +121,7 @@ fn words(options: &mut crate::MountOptions, words: &[String]) -> Result<(), Refu
     Ok(())
 }
 
-/// Unmounts.
+/// Unmounts: one with what is mounted below it, or all.
 pub(super) fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<(), Refusal> {
     let all: Vec<u64> = mounts.mounted().into_iter().map(|mounted| mounted.what.dataset).collect();
     let ids = {
@@ -132,7 +143,7 @@ pub(super) fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, fo
             }
         }
     };
-    moves::unmount(mounts, &ids, force).map(drop)
+    moves::unmount(mounts, &moves::with_below(mounts, &ids), force).map(drop)
 }
 
 /// What is mounted, in the order of the mounts.

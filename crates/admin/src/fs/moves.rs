@@ -125,6 +125,17 @@ pub(super) fn unchosen(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet
     Ok(found)
 }
 
+/// Of these file systems those that are mounted by mount(8): they stay where that has put them.
+fn by_hand(objects: &mut Objects<'_>, ids: &[u64]) -> Result<HashSet<u64>, Refusal> {
+    let mut found = HashSet::new();
+    for id in ids {
+        if objects.place(*id)? == Place::Legacy {
+            found.insert(*id);
+        }
+    }
+    Ok(found)
+}
+
 /// Whether a mounted file system belongs where it is, by what [`Objects`] believes.
 fn stays(objects: &mut Objects<'_>, id: u64, at: &Path) -> Result<bool, Refusal> {
     Ok(objects.place(id)? == Place::At(at.to_owned()) && objects.effective(id, "canmount")?.value != "off")
@@ -145,19 +156,22 @@ pub(super) struct Change<'a> {
 /// Carries out a change with its consequences for mounts; what could not be mounted afterwards is answered as sentences.
 pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) -> Result<Vec<String>, Refusal> {
     let ids = &change.affected;
-    let (before, made, leaving) = {
+    let (before, made, leaving, legacy) = {
         let mut objects = Objects::now(pool, mounts);
         let before: HashSet<u64> = wanted(&mut objects, ids)?.into_iter().map(|mounting| mounting.id).collect();
         let made = unchosen(&mut objects, ids)?;
+        let mut legacy = by_hand(&mut objects, ids)?;
         (change.foresee)(&mut objects)?;
+        let still = by_hand(&mut objects, ids)?;
+        legacy.retain(|id| still.contains(id));
         let mut leaving = Vec::new();
         for id in ids {
             let Some(at) = objects.mounted(*id).map(|mounted| mounted.at.clone()) else { continue };
-            if !stays(&mut objects, *id, &at)? {
+            if !legacy.contains(id) && !stays(&mut objects, *id, &at)? {
                 leaving.push(*id);
             }
         }
-        (before, made, leaving)
+        (before, made, leaving, legacy)
     };
     let gone = unmount(mounts, &with_below(mounts, &leaving), change.force)?;
     if let Err(refusal) = (change.apply)() {
@@ -168,7 +182,8 @@ pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) 
     let mut after = wanted(&mut Objects::now(pool, mounts), ids)?;
     // Whoever unmounted a file system by hand wants it to stay so.
     after.retain(|mounting| gone.has(mounting.id) || !before.contains(&mounting.id));
-    after.extend(gone.others(ids));
+    let moved: Vec<u64> = ids.iter().copied().filter(|id| !legacy.contains(id)).collect();
+    after.extend(gone.others(&moved));
     let failed = mount(mounts, after);
     refresh(pool, mounts, ids)?;
     Ok(failed)

@@ -33,7 +33,12 @@ fn invalid(what: &ToRename, why: impl std::fmt::Display) -> Refusal {
 
 /// Gives something another name; what could not be mounted afterwards is answered as sentences.
 pub(super) fn rename(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<Vec<String>, Refusal> {
-    match Name::parse(&what.from).map_err(|error| invalid(what, error))? {
+    let name = Name::parse(&what.from).map_err(|error| invalid(what, error))?;
+    if what.from == what.to {
+        Objects::now(pool, mounts).open("open", &what.from)?;
+        return Ok(Vec::new());
+    }
+    match name {
         Name::Filesystem(_) if what.recursive => Err(invalid(what, "-r is for snapshots: what lies below a file system moves with it")),
         Name::Filesystem(_) => filesystem(pool, mounts, what),
         Name::Snapshot { filesystem, snapshot } => snapshots(pool, mounts, what, filesystem, snapshot).map(|()| Vec::new()),
@@ -83,7 +88,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
             );
         }
         if what.to.starts_with(&format!("{}/", what.from)) {
-            let why = format!("cannot rename to '{}': New dataset name cannot be a descendent of current dataset name", what.to);
+            let why = format!("cannot rename to '{}': New dataset name cannot be a descendant of current dataset name", what.to);
             return Err(Refusal::new(Kind::Invalid, why));
         }
         if objects.look.find(&what.to)?.is_some() {

@@ -99,6 +99,10 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
                 return Err(Refusal::new(Kind::Invalid, format!("'{}' is named twice", path.display())));
             }
         }
+        if let Some(loop_device) = behind(path) {
+            let what = format!("cannot use '{}': it is what {loop_device} shows", path.display());
+            return Err(Refusal::new(Kind::Busy, what).next(format!("losetup -d /dev/{loop_device} lets it go")));
+        }
         let device = match (size, fs::symlink_metadata(path)) {
             (Some(size), Err(error)) if error.kind() == io::ErrorKind::NotFound => {
                 let device = FileDevice::create(path, size).map_err(|error| refusal("cannot make", path, &error))?;
@@ -119,6 +123,17 @@ pub fn fresh(paths: &[PathBuf], size: Option<u64>, force: bool) -> Result<Fresh,
         fresh.devices.push(Arc::new(device));
     }
     Ok(fresh)
+}
+
+/// The loop device that shows a file: nobody locks the file meanwhile, and a file system on the device may be mounted.
+fn behind(path: &Path) -> Option<String> {
+    let itself = |path: &Path| fs::metadata(path).ok().filter(|there| there.is_file()).map(|there| (there.dev(), there.ino()));
+    let wanted = itself(path)?;
+    let names = fs::read_dir("/sys/block").ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("loop")).find(|name| {
+        let shown = fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
+        shown.is_ok_and(|shown| itself(Path::new(shown.trim_end_matches('\n'))) == Some(wanted))
+    })
 }
 
 fn missing(path: &Path, error: &io::Error) -> Refusal {

@@ -13,6 +13,8 @@ use crate::{Imported, Refusal};
 
 /// What the feature is called by which metadata is written twice.
 pub const TWICE: &str = "metadata_twice";
+/// What the feature is called by which names of neighbouring numbers lie side by side.
+pub const NEAR: &str = "names_side_by_side";
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +31,10 @@ pub struct Figures {
     /// Metadata is written twice, or a process does not tell.
     #[serde(default = "untold")]
     pub twice: bool,
-    /// The part of it that has no second copy yet.
+    /// New file systems have names of neighbouring numbers side by side, or a process does not tell.
+    #[serde(default = "untold")]
+    pub near: bool,
+    /// The part of the metadata that has no second copy yet.
     #[serde(default)]
     pub lies_once: u64,
     /// Writes of it that failed at one of its two places.
@@ -146,6 +151,7 @@ impl Figures {
             size,
             expandable: pool.store.expandable(),
             twice: pool.store.is_twice(),
+            near: pool.store.is_near(),
             lies_once: pool.store.lies_once(),
             unwritten: pool.store.unwritten(),
             allocated,

@@ -4,6 +4,7 @@ use super::words;
 use crate::{commands::Order, failure::Failure};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types};
+use nacre_pool::properties::DATASET_PROPERTIES;
 
 /// What to do with file systems.
 #[derive(Debug)]
@@ -77,6 +78,8 @@ pub enum FsOrder {
     },
     /// What owners use.
     Space(super::space::SpaceOrder),
+    /// The version.
+    Version,
 }
 
 /// How tables look.
@@ -183,8 +186,9 @@ pub fn command() -> Command {
         .subcommands(mounts())
 }
 
-fn lives() -> [Command; 6] {
+fn lives() -> [Command; 7] {
     [
+        Command::new("version").about("Show the version of the program"),
         Command::new("create")
             .about("Make a file system")
             .after_help("Examples:\n  nacre fs create tank/home\n  nacre fs create -p -o mountpoint=/srv/data tank/srv/data")
@@ -194,6 +198,10 @@ fn lives() -> [Command; 6] {
             .arg(flag('v', "verbose", "Say what is made, with its properties"))
             .arg(flag('P', "parsable", "Say it for scripts"))
             .arg(properties())
+            // Volumes, which are refused by name.
+            .arg(value('V', "volume", "SIZE", "").hide(true))
+            .arg(value('b', "block", "SIZE", "").hide(true))
+            .arg(flag('s', "sparse", "").hide(true))
             .arg(word("FILESYSTEM", "Its name: POOL/NAME")),
         Command::new("destroy")
             .about("Destroy file systems, snapshots, bookmarks")
@@ -253,7 +261,7 @@ fn shows() -> [Command; 6] {
         view(Command::new("list").visible_alias("ls"))
             .about("List file systems, snapshots, bookmarks")
             .after_help("Examples:\n  nacre fs list\n  nacre fs list -r -t all tank\n  nacre fs list -o space\n  nacre fs list -Hp -o name,used -S used\n  nacre fs list -t snapshot tank/home")
-            .arg(value('o', "columns", "PROPERTY[,PROPERTY...]", "Which columns [default: name,used,available,referenced,mountpoint]; space: what uses space"))
+            .arg(value('o', "columns", "PROPERTY[,PROPERTY...]", "Which columns [default: name,used,available,referenced,mountpoint]; space: what uses space; all"))
             .arg(value('s', "ascending", "PROPERTY", "Sort by it"))
             .arg(value('S', "descending", "PROPERTY", "Sort by it, the greatest first"))
             .arg(words_of("WHAT", 0, "Of what [default: everything]")),
@@ -267,7 +275,7 @@ fn shows() -> [Command; 6] {
         Command::new("set")
             .about("Set properties")
             .after_help("Examples:\n  nacre fs set quota=10G compression=zstd tank/home\n  nacre fs set userquota@alice=1G tank/home\n  nacre fs set backup:policy=daily tank/home")
-            .arg(words_of("ARGUMENT", 2, "PROPERTY=VALUE..., then file systems")),
+            .arg(words_of("ARGUMENT", 2, "PROPERTY=VALUE..., then file systems").value_name("PROPERTY=VALUE|FILESYSTEM")),
         Command::new("inherit")
             .about("Take own values of a property away")
             .after_help("Examples:\n  nacre fs inherit compression tank/home\n  nacre fs inherit -r atime tank")
@@ -396,7 +404,8 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         "create" | "clone" => {
             let from = (verb == "clone").then(|| text(matches, "SNAPSHOT"));
             let name = text(matches, "FILESYSTEM");
-            let properties = words::assignments(&texts(matches, "properties"))?;
+            words::creatable(&name, verb == "create" && (matches.contains_id("volume") || matches.contains_id("block") || has("sparse")))?;
+            let properties = words::assignments(&texts(matches, "properties"), &format!("cannot create '{name}'"))?;
             let told = |name| verb == "create" && has(name);
             let (parents, unmounted) = (has("parents"), has("unmounted"));
             let what = ToCreate { name, from, parents, unmounted, dry: told("dry"), properties };
@@ -438,7 +447,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         }
         "userspace" | "groupspace" => FsOrder::Space(super::space::order(verb == "groupspace", matches)?),
         "snapshot" => {
-            let properties = words::assignments(&texts(matches, "properties"))?;
+            let properties = words::assignments(&texts(matches, "properties"), "cannot create snapshots")?;
             FsOrder::Snapshot(ToSnapshot { names: texts(matches, "SNAPSHOT"), recursive: has("recursive"), properties })
         }
         "rollback" => {
@@ -462,6 +471,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
             FsOrder::Diff { pool: words::pool(&from).to_owned(), from, to, form }
         }
+        "version" => FsOrder::Version,
         "mount" => mount(matches),
         "unmount" => FsOrder::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
         other => return Err(words::not_here(other)),
@@ -477,6 +487,7 @@ fn mount(matches: &ArgMatches) -> FsOrder {
         name: matches.get_one::<String>("FILESYSTEM").cloned(),
         words: listed(matches, "words"),
         overlay: matches.get_flag("overlay"),
+        at: None,
     };
     match (&what.name, matches.get_flag("all")) {
         (Some(name), _) => ask(&name.clone(), Request::Mount(what)),
@@ -500,6 +511,9 @@ fn depth(matches: &ArgMatches, names: &[String], types: Option<Types>) -> Option
 fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     let names = texts(matches, "WHAT");
     let mut columns = listed(matches, "columns");
+    if columns.iter().any(|column| column == "all") {
+        columns = std::iter::once("name").chain(DATASET_PROPERTIES.iter().map(|property| property.name)).map(str::to_owned).collect();
+    }
     let space = columns.iter().any(|column| column == "space");
     if columns.is_empty() {
         columns = ["name", "used", "available", "referenced", "mountpoint"].map(str::to_owned).to_vec();

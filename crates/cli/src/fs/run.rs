@@ -10,6 +10,7 @@ use crate::{
     failure::{Exit, Failure},
     pool::{
         client::{self, Owned},
+        manners,
         run::{tell, typed},
     },
     run::print,
@@ -33,20 +34,17 @@ pub fn as_zfs(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZFS).bin_name(ZFS).version(env!("CARGO_PKG_VERSION"));
     // What ZFS takes for help.
     let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
-    let matches = match table.try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments)) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let matches = match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZFS)).chain(arguments.iter().cloned())) {
         Ok(matches) => matches,
-        Err(error) => {
-            // Nobody is left to tell when the output is closed.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(error) => return manners::report(&error, &table, &arguments),
     };
     let done = match command::order(&matches) {
         Ok(Order::Fs(order)) => self::order(order, &typed(ZFS)),
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(failure) => Err(failure),
     };
-    done.unwrap_or_else(|failure| failure.report(ZFS))
+    done.unwrap_or_else(|failure| manners::refuse(&failure, ZFS, &table, &arguments))
 }
 
 /// Does it.
@@ -68,6 +66,7 @@ pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
         FsOrder::Unmount { what, force } => unmount(what, force, command)?,
         FsOrder::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
         FsOrder::Space(order) => super::space::run(&order)?,
+        FsOrder::Version => print(&format!("nacre {}\n", env!("CARGO_PKG_VERSION")))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -231,7 +230,11 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
             _ => {}
         }
     }
-    let sentences = done(ask(words::pool(&what.name), command, Request::Create(what.clone()))?);
+    let pool = words::pool(&what.name);
+    if client::find(pool).is_none() {
+        return Err(Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound));
+    }
+    let sentences = done(ask(pool, command, Request::Create(what.clone()))?);
     print(&text)?;
     Ok(incomplete(&sentences))
 }
@@ -292,6 +295,9 @@ fn holds(snapshots: &[String], recursive: bool, form: Form) -> Result<(), Failur
             all.extend(holds);
         }
     }
+    // As `list` has them.
+    let place = |snapshot: &str| snapshot.split(['/', '@']).map(str::to_owned).collect::<Vec<_>>();
+    all.sort_by_cached_key(|hold| place(&hold.snapshot));
     if form.json {
         return print(&json::holds(&all, form));
     }
@@ -312,6 +318,15 @@ fn mounted(as_json: bool) -> Result<(), Failure> {
         return print(&json::mounted(&all));
     }
     print(&all.iter().map(|mounted| format!("{:<30}  {}\n", mounted.name, mounted.at.display())).collect::<String>())
+}
+
+/// What mount(8) asks for.
+///
+/// # Errors
+/// Why not.
+pub fn mount(what: ToMount) -> Result<ExitCode, Failure> {
+    let name = what.name.clone().unwrap_or_default();
+    Ok(incomplete(&done(ask(words::pool(&name), "", Request::Mount(what))?)))
 }
 
 fn mount_all(what: &ToMount, command: &str) -> Result<ExitCode, Failure> {

@@ -1,31 +1,43 @@
 //! What stands in command lines of file systems: names, lists of properties and types, verbs that we do not have. Pure.
 
-use crate::failure::Failure;
-use nacre_admin::fs::{NewValue, ToRename, ToSet, Types};
+use crate::{failure::Failure, plan::Plan};
+use nacre_admin::fs::{NewValue, ToMount, ToRename, ToSet, Types};
 use nacre_pool::{
     names::Name,
     properties::{Property, PropertyError, dataset_property},
 };
+use std::ffi::OsString;
 
 /// The pool in a name.
 pub fn pool(name: &str) -> &str {
     name.split(['/', '@', '#']).next().unwrap_or(name)
 }
 
-/// `PROPERTY=VALUE` each.
+/// What is to be made has the name of a file system, and is none of what there is not.
 ///
 /// # Errors
-/// One without `=`, one that is named twice.
-pub fn assignments(words: &[String]) -> Result<Vec<(String, String)>, Failure> {
+/// In ZFS' words.
+pub fn creatable(name: &str, volume: bool) -> Result<(), Failure> {
+    let refused = |why: String| Failure::new(format!("cannot create '{name}': {why}"));
+    Name::filesystem(name).map_err(|error| refused(error.to_string()))?;
+    if volume { Err(refused("there are no volumes".to_owned()).next("a large file in a file system can be one")) } else { Ok(()) }
+}
+
+/// `PROPERTY=VALUE` each, for what is being done.
+///
+/// # Errors
+/// One without `=`, one that is named twice, an owner that there is not.
+pub fn assignments(words: &[String], doing: &str) -> Result<Vec<(String, String)>, Failure> {
     let mut found: Vec<(String, String)> = Vec::new();
     for word in words {
         let Some((name, value)) = word.split_once('=') else {
             return Err(Failure::usage(format!("missing '=' for property=value argument '{word}'")));
         };
         if found.iter().any(|(there, _)| there == name) {
-            return Err(Failure::usage(format!("property '{name}' specified multiple times")));
+            return Err(Failure::new(format!("property '{name}' specified multiple times")));
         }
-        found.push((super::owners::resolved(name)?, value.to_owned()));
+        let name = super::owners::resolved(name).map_err(|failure| Failure { what: format!("{doing}: {}", failure.what), ..failure })?;
+        found.push((name, value.to_owned()));
     }
     Ok(found)
 }
@@ -43,8 +55,8 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
     if names.is_empty() {
         return Err(Failure::usage("missing dataset name").next("nacre fs set PROPERTY=VALUE... FILESYSTEM..."));
     }
-    let assignments = assignments(given)?;
     let what = format!("cannot set property for '{}'", names.first().map_or("", String::as_str));
+    let assignments = assignments(given, &what)?;
     for (name, value) in &assignments {
         dataset_property(name).and_then(|property| property.parse(value, false)).map_err(|error| wrong(&what, &error))?;
     }
@@ -167,6 +179,46 @@ pub fn renamed_within(rename: &ToRename) -> Result<(), Failure> {
     }
     let why = format!("cannot rename to '{}': datasets must be within same pool", rename.to);
     Err(Failure::new(why).next("nacre copy moves files to another pool"))
+}
+
+/// The file system of a pool that mount(8) is to mount: `fs:POOL/NAME`, or for the type `zfs` its name alone.
+pub fn dataset<'a>(program: &str, positionals: &'a [OsString]) -> Option<&'a str> {
+    let first = positionals.first()?.to_str()?;
+    first.strip_prefix("fs:").or((program == "mount.zfs").then_some(first))
+}
+
+/// Words that are for mount(8) and fstab alone.
+const OF_MOUNT: [&str; 15] = [
+    "zfsutil",
+    "auto",
+    "noauto",
+    "nofail",
+    "_netdev",
+    "user",
+    "users",
+    "nouser",
+    "owner",
+    "group",
+    "relatime",
+    "norelatime",
+    "diratime",
+    "nodiratime",
+    "async",
+];
+
+/// What mount(8) asks for with the words behind `-o`.
+///
+/// # Errors
+/// No place.
+pub fn mount(name: &str, positionals: &[OsString], texts: &[OsString], read_only: bool) -> Result<Plan, Failure> {
+    let [_, at] = positionals else { return Err(Failure::usage("mount -t fuse.nacre fs:POOL/NAME DIRECTORY")) };
+    let at = std::path::absolute(at).map_err(|error| Failure::io("cannot resolve", at.display(), &error))?;
+    let all: Vec<String> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
+    let given = all.iter().flat_map(|text| text.split(','));
+    let known = |word: &&str| !OF_MOUNT.contains(word) && !word.starts_with("x-") && !word.starts_with("comment=");
+    let mut words: Vec<String> = given.filter(known).map(str::to_owned).collect();
+    words.extend(read_only.then(|| "ro".to_owned()));
+    Ok(Plan::Dataset(Box::new(ToMount { name: Some(name.to_owned()), words, overlay: true, at: Some(at) })))
 }
 
 /// The name of a property as the table has it, for what is shown under several names.

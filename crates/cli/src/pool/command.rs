@@ -331,8 +331,8 @@ fn clear() -> Command {
 fn online() -> Command {
     Command::new("online")
         .about("Use all of devices that have become longer")
-        .after_help("Examples:\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nWith `nacre pool set autoexpand=on POOL`, each import does so by itself.")
-        .arg(flag('e', "expand", "Say so: devices of pools without redundancy are always online").required(true))
+        .after_help("Examples:\n  truncate -s 20G ~/tank.pool && nacre pool online -e tank\n\nWithout -e there is nothing to do: devices of pools without redundancy are always online. With `nacre pool set autoexpand=on POOL`, each\nimport does so by itself.")
+        .arg(flag('e', "expand", "Use all of them"))
         .arg(one_pool())
         .arg(commands::path("DEVICE", "Which [default: all]").required(false).num_args(0..))
 }

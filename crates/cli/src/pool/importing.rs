@@ -5,7 +5,7 @@ use super::{
     find::{self, Candidate, Search},
     order::{Target, ToImport},
     process, run,
-    start::{How, Start},
+    start::{How, Start, program},
 };
 use crate::{
     failure::{Exit, Failure},
@@ -93,11 +93,13 @@ fn choose<'a>(search: &'a Search, wanted: &str) -> Result<&'a Candidate, Failure
         (Some(_), Some(_)) => Err(Failure::new(format!("{doing}: more than one matching pool")).next("import by numeric ID instead")),
         (Some(one), None) => Ok(one),
         (None, _) => {
-            let failure = Failure::new(format!("{doing}: no such pool available")).exit(Exit::NotFound);
-            Err(match client::find(wanted) {
-                Some(_) => failure.next("a pool of that name is imported already"),
-                None => failure.next("-d names a directory or a device to look at; -D finds pools that were destroyed"),
-            })
+            if client::find(wanted).is_some() {
+                let why = "a pool with that name is already created/imported,\nand no additional pools with that name were found";
+                return Err(Failure::new(format!("{doing}: {why}")).exit(Exit::Busy));
+            }
+            Err(Failure::new(format!("{doing}: no such pool available"))
+                .exit(Exit::NotFound)
+                .next("-d names a directory or a device to look at; -D finds pools that were destroyed"))
         }
     }
 }
@@ -112,7 +114,7 @@ fn all(search: &Search, what: &ToImport, command: &str) -> Result<ExitCode, Fail
         match one(candidate, None, what, command) {
             Ok(ended) if ended == ExitCode::SUCCESS => {}
             Ok(ended) => code = ended,
-            Err(failure) => code = failure.report("nacre"),
+            Err(failure) => code = failure.report(program(command)),
         }
     }
     Ok(code)

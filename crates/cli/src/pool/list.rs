@@ -10,7 +10,7 @@ use nacre_admin::pool::{
     figures::percent,
     properties::{self, Value},
 };
-use nacre_pool::properties::{PropertyError, size::human_bytes};
+use nacre_pool::properties::{POOL_PROPERTIES, PropertyError, size::human_bytes};
 use serde_json::{Map, json};
 
 /// The columns where none are named.
@@ -18,7 +18,7 @@ const USUAL: [&str; 11] =
     ["name", "size", "allocated", "free", "checkpoint", "expandsize", "fragmentation", "capacity", "dedupratio", "health", "altroot"];
 
 fn wrong(error: &PropertyError) -> Failure {
-    Failure::usage(error.to_string()).next("`nacre pool get all POOL` shows the properties that there are")
+    Failure::usage(format!("bad property list: {error}")).next("`nacre pool get all POOL` shows the properties that there are")
 }
 
 /// A number of bytes for people or for scripts.
@@ -35,7 +35,13 @@ fn shown(value: &Value, form: Form) -> String {
 /// # Errors
 /// A column that there is not.
 pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form: Form) -> Result<String, Failure> {
-    let names: Vec<&str> = columns.map_or_else(|| USUAL.to_vec(), |columns| columns.iter().map(String::as_str).collect());
+    let names: Vec<&str> = match columns {
+        None => USUAL.to_vec(),
+        Some(columns) if columns.iter().any(|column| column == "all") => {
+            std::iter::once("name").chain(POOL_PROPERTIES.iter().map(|property| property.name)).collect()
+        }
+        Some(columns) => columns.iter().map(String::as_str).collect(),
+    };
     let columns = names.iter().map(|name| properties::resolve(name)).collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
     if form.json {
         let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();

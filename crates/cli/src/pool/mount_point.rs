@@ -20,7 +20,7 @@ use std::{
 };
 
 use super::mounts::kind;
-use crate::report::path_text;
+use crate::{failure::reason, report::path_text};
 
 /// How often a path may lead elsewhere on the way, as the kernel has it (path_resolution(7)).
 const DETOURS_MOST: u32 = 40;
@@ -44,7 +44,10 @@ impl MountPoint {
     pub fn prepare(at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
         let source = &options.source;
         let refused = |error: &io::Error| {
-            Refusal::new(kind(error), format!("cannot mount '{source}': failed to create mountpoint '{}': {error}", path_text(at)))
+            Refusal::new(
+                kind(error),
+                format!("cannot mount '{source}': failed to create mountpoint '{}': {}", path_text(at), reason(error)),
+            )
         };
         let resolved = rustix::process::geteuid().is_root();
         let mut place = MountPoint { path: at.to_owned(), resolved, made: false };

@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nacre_admin::{Kind, MountOptions, Mounted, Mounts, Refusal, What};
-use nacre_layers::dataset::{Dataset, Gathering};
+use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
+use nacre_layers::dataset::{Dataset, Gathering, StoppedWrites};
 use nacre_pool::engine::Pool;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
@@ -29,6 +29,9 @@ use crate::control::Server;
 
 /// The kernel tells of the end of an open file some time after its close has returned: what seems open may be closed already.
 const CLOSING: Duration = Duration::from_millis(500);
+
+/// A write that began before writes were stopped holds its file by then, and is waited for: longer than the kernel's tick, after which it runs again.
+const BEGINNING: Duration = Duration::from_millis(5);
 
 /// The mounts of one pool.
 pub struct FuseMounts {
@@ -160,12 +163,16 @@ impl Mounts for FuseMounts {
             end(&last, force)?;
             all.retain(|other| other.what != last.what);
         }
+        // Of a place in another of the pool's file systems the directory stays, for those who can make none (a read-only import).
+        let inside = live.place.path().parent().is_some_and(|above| all.iter().any(|other| above.starts_with(&other.at)));
         // One of its requests may wait for this lock.
         drop(all);
         let place = live.place.clone();
         // Waits for its threads: nothing of the dataset is in use then.
         drop(live);
-        place.remove();
+        if !inside {
+            place.remove();
+        }
         Ok(())
     }
 
@@ -206,6 +213,21 @@ impl Mounts for FuseMounts {
             live.settle()?;
         }
         Ok(())
+    }
+
+    fn at_one_moment(&self, datasets: &[u64], act: &mut AtOneMoment<'_>) -> Result<(), Refusal> {
+        // Most of it while everybody goes on.
+        self.settle(datasets)?;
+        let concerned = |live: &&Arc<Live>| live.what.snapshot.is_none() && datasets.contains(&live.what.dataset);
+        let live: Vec<Arc<Live>> = self.live.lock().iter().filter(concerned).cloned().collect();
+        let mut stopped: Vec<StoppedWrites> = live.iter().map(|live| live.layer.stop_writes()).collect();
+        if stopped.iter().any(StoppedWrites::any) {
+            self.settle(datasets)?;
+            std::thread::sleep(BEGINNING);
+            stopped.iter().for_each(StoppedWrites::insist);
+            self.settle(datasets)?;
+        }
+        act(&mut || stopped.clear())
     }
 
     fn replace(&self, dataset: u64, replace: &mut dyn FnMut() -> Result<(), Refusal>) -> Result<(), Refusal> {

@@ -27,6 +27,8 @@ pub enum PoolOrder {
     Get { form: Form, fields: Option<Vec<String>>, properties: Vec<String>, names: Vec<String> },
     /// Use more of devices.
     Expand { name: String, devices: Vec<PathBuf> },
+    /// Nothing, of devices that are there.
+    Online { name: String, devices: Vec<PathBuf> },
     /// Set one.
     Set { name: String, value: String, pool: String },
     /// Show what was done.
@@ -244,13 +246,16 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             if let Some(other) = all.iter().find(|activity| {
                 !["scrub", "resilver", "free", "initialize", "replace", "remove", "trim", "discard"].contains(&activity.as_str())
             }) {
-                return Err(Failure::usage(format!("there is no activity '{other}'")).next("-t scrub"));
+                return Err(Failure::usage(format!("there is no activity '{other}'")).next("scrub, trim, free"));
             }
             PoolOrder::Wait { name: pool(), activities: all }
         }
         "sync" => PoolOrder::Sync { names: names() },
         "trim" => {
-            let rate = bytes(matches, "rate")?.unwrap_or(0);
+            let rate = match bytes(matches, "rate")? {
+                Some(0) => return Err(Failure::usage("rate: with 0 bytes a second it would never end")),
+                rate => rate.unwrap_or(0),
+            };
             let order = match (flag("cancel"), flag("suspend")) {
                 (true, _) => TrimOrder::Cancel,
                 (_, true) => TrimOrder::Suspend,
@@ -263,7 +268,14 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             return Err(Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise"));
         }
         "clear" => PoolOrder::Clear { name: pool(), device: words::devices(paths(matches, "DEVICE"))?.pop() },
-        "online" => PoolOrder::Expand { name: pool(), devices: words::devices(paths(matches, "DEVICE"))? },
+        "online" => {
+            let (name, devices) = (pool(), words::devices(paths(matches, "DEVICE"))?);
+            match matches.get_flag("expand") {
+                true => PoolOrder::Expand { name, devices },
+                false if devices.is_empty() => return Err(Failure::usage("missing device name")),
+                false => PoolOrder::Online { name, devices },
+            }
+        }
         "labelclear" => PoolOrder::LabelClear { device: paths(matches, "DEVICE").pop().unwrap_or_default(), force: flag("force") },
         "inspect" => {
             let wanted =
@@ -287,7 +299,7 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
         root_properties.push(("mountpoint".to_owned(), mountpoint));
     }
     let mut properties = words::assignments(&texts(matches, "properties"))?;
-    let altroot = altroot_of(matches, &mut properties);
+    let altroot = altroot_of(matches, &mut properties)?;
     Ok(ToCreate {
         name: text(matches, "POOL").unwrap_or_default(),
         devices: words::devices(paths(matches, "DEVICE"))?,
@@ -302,15 +314,19 @@ fn to_create(matches: &ArgMatches) -> Result<ToCreate, Failure> {
 }
 
 /// `-R`, or the property of that meaning, which is not stored.
-fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> Option<PathBuf> {
+fn altroot_of(matches: &ArgMatches, properties: &mut Vec<(String, String)>) -> Result<Option<PathBuf>, Failure> {
     let place = properties.iter().position(|(name, _)| name == "altroot");
     let property = place.map(|place| PathBuf::from(properties.remove(place).1));
-    matches.get_one::<OsString>("altroot").map(PathBuf::from).or(property)
+    let altroot = matches.get_one::<OsString>("altroot").map(PathBuf::from).or(property);
+    match altroot.as_ref().filter(|altroot| !altroot.is_absolute()) {
+        Some(relative) => Err(Failure::new(format!("bad alternate root '{}': must be an absolute path", relative.display()))),
+        None => Ok(altroot),
+    }
 }
 
 fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
     let mut properties = words::assignments(&texts(matches, "properties"))?;
-    let altroot = altroot_of(matches, &mut properties);
+    let altroot = altroot_of(matches, &mut properties)?;
     let import = ToImport {
         name: text(matches, "POOL"),
         new: text(matches, "NEW"),

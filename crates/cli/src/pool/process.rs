@@ -21,12 +21,13 @@ use nacre_admin::{
     pool::{self, devices},
 };
 use nacre_pool::Txg;
+use nacre_pool::device::{Device, FileDevice};
 use nacre_pool::store::Access;
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
-    fs::{FlockOperation, Mode, OFlags, flock, open},
+    fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, ftruncate, memfd_create, open},
     io::Errno,
 };
 use std::{
@@ -34,7 +35,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     io::{self, BufReader},
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd, OwnedFd},
         unix::{
             fs::MetadataExt,
             net::{UnixListener, UnixStream},
@@ -288,6 +289,7 @@ fn import(start: &Start) -> Result<Imported, Refusal> {
             free_mountpoint(&doing, &opening, &start.name, properties)?;
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
+            try_out(start, properties, &fresh.devices(), &opening)?;
             let imported = Imported::create(fresh.devices(), &start.name, opening)?;
             let set = imported.set_up(properties, &start.properties);
             if let Err(refusal) = set {
@@ -323,6 +325,28 @@ fn import(start: &Start) -> Result<Imported, Refusal> {
         imported.set_up(&[], &start.properties)?;
     }
     Ok(imported)
+}
+
+/// Tries limits of a new pool on devices as long as its own that are in memory alone: what is refused then has changed nothing.
+fn try_out(start: &Start, properties: &[(String, String)], devices: &[Arc<dyn Device>], opening: &Opening) -> Result<(), Refusal> {
+    if !properties.iter().any(|(name, _)| name.contains("quota") || name.contains("reserv")) {
+        return Ok(());
+    }
+    let in_memory = |device: &Arc<dyn Device>| -> io::Result<Arc<dyn Device>> {
+        let memory = memfd_create("nacre-pool", MemfdFlags::CLOEXEC)?;
+        ftruncate(&memory, device.length())?;
+        Ok(Arc::new(FileDevice::open(&PathBuf::from(format!("/proc/self/fd/{}", memory.as_raw_fd())), true)?))
+    };
+    let Ok(copies) = devices.iter().map(in_memory).collect::<io::Result<Vec<_>>>() else {
+        tracing::debug!("properties of the new pool are not tried before");
+        return Ok(());
+    };
+    let tried = Imported::create(copies, &start.name, opening.clone())?;
+    let set = tried.set_up(properties, &start.properties);
+    if let Err(error) = tried.destroy() {
+        tracing::debug!(%error, "a pool in memory ends");
+    }
+    set
 }
 
 /// Opens the devices; one that a process which was killed still holds is waited for.

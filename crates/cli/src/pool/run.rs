@@ -2,7 +2,7 @@
 
 use super::{
     client::{self, Owned},
-    command, dates, histograms, importing, iostat, list,
+    command, dates, histograms, importing, iostat, list, manners,
     order::{self as orders, Again, Form, PoolOrder, Shown, Target, ToCreate},
     start::{How, Start},
     status, upgrade,
@@ -22,6 +22,7 @@ use nacre_pool::{device::FileDevice, label, names, store::MINIMUM_DEVICE};
 use std::{
     ffi::OsString,
     io::Write,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -40,20 +41,17 @@ pub fn as_zpool(arguments: Vec<OsString>) -> ExitCode {
     let table = command::command().name(ZPOOL).bin_name(ZPOOL).version(env!("CARGO_PKG_VERSION"));
     // What ZFS takes for help.
     let arguments = arguments.into_iter().map(|word| if word == "-?" { OsString::from("--help") } else { word });
-    let matches = match table.try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments)) {
+    let arguments: Vec<OsString> = arguments.collect();
+    let matches = match table.clone().try_get_matches_from(std::iter::once(OsString::from(ZPOOL)).chain(arguments.iter().cloned())) {
         Ok(matches) => matches,
-        Err(error) => {
-            // Nobody is left to tell when the output is closed.
-            let _ = error.print();
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
+        Err(error) => return manners::report(&error, &table, &arguments),
     };
     let done = match orders::order(&matches) {
         Ok(Order::Pool(order)) => self::order(order, &typed(ZPOOL)),
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(failure) => Err(failure),
     };
-    done.unwrap_or_else(|failure| failure.report(ZPOOL))
+    done.unwrap_or_else(|failure| manners::refuse(&failure, ZPOOL, &table, &arguments))
 }
 
 /// Does it.
@@ -65,11 +63,13 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Create(what) => return create(what, command),
         PoolOrder::Destroy { name, force } => leave(&client::owned(&name)?, command, Request::Destroy { force })?,
         PoolOrder::List { form, columns, verbose, names, again } => repeat(again, |_| {
-            let pools = figures(&names)?;
-            match pools.is_empty() && !form.scripted && !form.json {
-                true => print("no pools available\n"),
-                false => print(&list::table(&pools, columns.as_deref(), verbose, form)?),
+            let (pools, missing) = figures(&names)?;
+            match pools.is_empty() && !form.json {
+                true if missing.is_some() || form.scripted => {}
+                true => print("no pools available\n")?,
+                false => print(&list::table(&pools, columns.as_deref(), verbose, form)?)?,
             }
+            missing.map_or(Ok(()), Err)
         })?,
         PoolOrder::Status { json, verbose, trim, only_ill, names, again } => {
             repeat(again, |_| show_status(&names, json, (verbose, trim), only_ill))?;
@@ -82,9 +82,21 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             }
         }
         PoolOrder::Get { form, fields, properties, names } => {
-            print(&list::properties_table(&figures(&names)?, &properties, fields.as_deref(), form)?)?;
+            let (pools, missing) = figures(&names)?;
+            if missing.is_none() || !pools.is_empty() {
+                print(&list::properties_table(&pools, &properties, fields.as_deref(), form)?)?;
+            }
+            missing.map_or(Ok(()), Err)?;
         }
         PoolOrder::Expand { name, devices } => done(&client::owned(&name)?, command, Request::Expand { devices })?,
+        PoolOrder::Online { name, devices } => {
+            let Answer::Listed(figures) = client::owned(&name)?.pool("", Request::List, &mut tell)? else { return Ok(ExitCode::SUCCESS) };
+            let strange = devices.iter().find(|device| !figures.devices.iter().any(|there| same(Path::new(&there.path), device)));
+            if let Some(device) = strange {
+                let why = format!("cannot online {}: no such device in pool", device.display());
+                return Err(Failure::new(why).exit(Exit::NotFound));
+            }
+        }
         PoolOrder::Set { name, value, pool } => done(&client::owned(&pool)?, command, Request::Set { name, value })?,
         PoolOrder::History { names, internal, long } => history(&names, internal, long)?,
         PoolOrder::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
@@ -124,7 +136,7 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
         PoolOrder::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
         PoolOrder::Check { target } => return check(target),
         PoolOrder::Upgrade { list: true, .. } => print(&upgrade::known())?,
-        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[])?))?,
+        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[])?.0))?,
         PoolOrder::Upgrade { all, names, .. } => {
             for owned in if all { client::ours() } else { named(&names)? } {
                 owned.pool(command, Request::Upgrade, &mut say)?;
@@ -169,9 +181,26 @@ fn named(names: &[String]) -> Result<Vec<Owned>, Failure> {
     names.iter().map(|name| client::owned(name)).collect()
 }
 
-/// The pools of these names, all where none is named.
-fn some(names: &[String]) -> Result<Vec<Owned>, Failure> {
-    if names.is_empty() { Ok(client::all()) } else { named(names) }
+/// The pools of these names, all where none is named; and why others could not be had. Those that are there are shown all the same.
+fn some(names: &[String]) -> (Vec<Owned>, Option<Failure>) {
+    if names.is_empty() {
+        return (client::all(), None);
+    }
+    let (mut found, mut missing) = (Vec::new(), None);
+    for name in names {
+        match client::owned(name) {
+            Ok(owned) => found.push(owned),
+            Err(failure) => note(&mut missing, failure),
+        }
+    }
+    (found, missing)
+}
+
+/// Of several failures, the last one is for the end; those before it are told.
+fn note(last: &mut Option<Failure>, failure: Failure) {
+    if let Some(before) = last.replace(failure) {
+        tell(&before.what);
+    }
 }
 
 fn done(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
@@ -188,19 +217,20 @@ fn leave(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> 
     Ok(())
 }
 
-fn figures(names: &[String]) -> Result<Vec<Figures>, Failure> {
+fn figures(names: &[String]) -> Result<(Vec<Figures>, Option<Failure>), Failure> {
     let mut all = Vec::new();
-    for owned in some(names)? {
+    let (pools, mut missing) = some(names);
+    for owned in pools {
         match owned.pool("", Request::List, &mut tell) {
             Ok(Answer::Listed(figures)) => all.push(*figures),
             Ok(_) => {}
             // Nobody has named it: it may just have been exported.
             Err(_) if names.is_empty() => {}
-            Err(failure) => return Err(failure),
+            Err(failure) => note(&mut missing, failure),
         }
     }
     all.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(all)
+    Ok((all, missing))
 }
 
 /// Shows something once, or again and again. What is shown hears how long ago it was shown last.
@@ -225,37 +255,47 @@ fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<(), Fai
 
 fn show_status(names: &[String], json: bool, (verbose, trim): (bool, bool), only_ill: bool) -> Result<(), Failure> {
     let mut all: Vec<Status> = Vec::new();
-    for owned in some(names)? {
+    let (pools, mut missing) = some(names);
+    for owned in pools {
         match owned.pool("", Request::Status { names: verbose || json }, &mut tell) {
             Ok(Answer::Status(status)) => all.push(*status),
             Ok(_) => {}
             Err(_) if names.is_empty() => {}
-            Err(failure) => return Err(failure),
+            Err(failure) => note(&mut missing, failure),
         }
     }
     all.sort_by(|a, b| a.figures.name.cmp(&b.figures.name));
+    if let Some(failure) = missing.take_if(|_| all.is_empty()) {
+        return Err(failure);
+    }
     let none = all.is_empty();
+    let well: Vec<String> = all.iter().filter(|pool| !status::is_ill(pool)).map(|pool| pool.figures.name.clone()).collect();
     all.retain(|pool| !only_ill || status::is_ill(pool));
     if json {
-        return print(&status::json(&all));
+        print(&status::json(&all))?;
+        return missing.map_or(Ok(()), Err);
     }
     let texts: Vec<String> = all.iter().map(|pool| status::text(pool, verbose, trim)).collect();
     match (none, texts.is_empty(), names) {
         (true, ..) => print("no pools available\n"),
         (false, true, []) => print("all pools are healthy\n"),
-        (false, true, names) => print(&names.iter().map(|name| format!("pool '{name}' is healthy\n")).collect::<String>()),
+        (false, true, _) => print(&well.iter().map(|name| format!("pool '{name}' is healthy\n")).collect::<String>()),
         _ => print(&texts.join("\n")),
-    }
+    }?;
+    missing.map_or(Ok(()), Err)
 }
 
 fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again: Again) -> Result<(), Failure> {
     let mut before = Vec::new();
     if again.not_since_import {
-        before = figures(names)?;
+        before = figures(names)?.0;
         std::thread::sleep(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
     }
     repeat(again, |since| {
-        let now = figures(names)?;
+        let (now, missing) = figures(names)?;
+        if let Some(failure) = missing {
+            return Err(failure);
+        }
         if now.is_empty() && !form.scripted && !form.json {
             return print("no pools available\n");
         }
@@ -287,7 +327,10 @@ pub(super) fn cache(wanted: Option<u64>) -> Result<u64, Failure> {
 fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     let name = what.name;
     let doing = format!("cannot create '{}'", printable(name.as_bytes()));
-    names::check_new_pool(&name).map_err(|error| Failure::new(format!("{doing}: {error}")))?;
+    names::check_new_pool(&name).map_err(|error| {
+        let next = if name.contains('/') { "use 'nacre fs create' to create a dataset" } else { "pool name may have been omitted" };
+        Failure::new(format!("{doing}: {error}")).next(next)
+    })?;
     if client::lives(&name) {
         return Err(Failure::new(format!("{doing}: pool already exists")));
     }
@@ -302,6 +345,9 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     if let Some(size) = what.size.filter(|size| *size < MINIMUM_DEVICE) {
         return Err(Failure::new(format!("{doing}: {} are too little: a device of a pool has at least 64M", list::bytes(size, false))));
     }
+    if what.size.is_none() {
+        not_in_use(&what.devices)?;
+    }
     if what.only_say {
         devices::foresee(&what.devices, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
         let layout: String = what.devices.iter().map(|device| format!("\t  {}\n", device.display())).collect();
@@ -313,8 +359,34 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
     Start { name, devices: what.devices, how, properties, altroot, mount: true, cache, command: command.to_owned() }.start()
 }
 
+/// Whether two paths lead to one file or device.
+fn same(a: &Path, b: &Path) -> bool {
+    let itself = |path: &Path| {
+        let there = std::fs::metadata(path).ok()?;
+        let block = there.file_type().is_block_device();
+        Some(if block { (None, there.rdev()) } else { (Some(there.dev()), there.ino()) })
+    };
+    a == b || itself(a).is_some_and(|a| Some(a) == itself(b))
+}
+
+/// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
+fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
+    for pool in figures(&[])?.0 {
+        let taken = devices.iter().find(|device| pool.devices.iter().any(|there| same(Path::new(&there.path), device)));
+        if let Some(device) = taken {
+            let what = format!("{} is part of active pool '{}'", device.display(), pool.name);
+            let failure = Failure::new("invalid vdev specification").exit(Exit::Busy);
+            return Err(failure.next(format!("the following errors must be manually repaired:\n{what}")));
+        }
+    }
+    Ok(())
+}
+
 fn add(name: &str, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool, command: &str) -> Result<(), Failure> {
     let owned = client::owned(name)?;
+    if size.is_none() {
+        not_in_use(&devices)?;
+    }
     if !only_say {
         return done(&owned, command, Request::Add { devices, size, force });
     }
@@ -328,7 +400,8 @@ fn add(name: &str, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_s
 
 fn history(names: &[String], internal: bool, long: bool) -> Result<(), Failure> {
     let mut text = String::new();
-    for owned in some(names)? {
+    let (pools, missing) = some(names);
+    for owned in pools {
         let Answer::Listed(figures) = owned.pool("", Request::List, &mut tell)? else { continue };
         let Answer::History(lines) = owned.pool("", Request::History, &mut tell)? else { continue };
         text.push_str(&format!("History for '{}':\n", figures.name));
@@ -336,14 +409,19 @@ fn history(names: &[String], internal: bool, long: bool) -> Result<(), Failure> 
         shown.for_each(|line| text.push_str(&history_line(line, long)));
         text.push('\n');
     }
-    print(if text.is_empty() { "no pools available\n" } else { &text })
+    match missing {
+        Some(failure) => print(&text).and(Err(failure)),
+        None => print(if text.is_empty() { "no pools available\n" } else { &text }),
+    }
 }
 
 fn history_line(line: &Line, long: bool) -> String {
     let at = dates::dotted(u64::try_from(line.at).unwrap_or(0));
     let text = printable(line.text.as_bytes());
     let text = if line.internal { format!("[internal in txg {}] {text}", line.txg) } else { text };
-    let who = if long { format!(" [user {} on {}]", line.uid, printable(line.host.as_bytes())) } else { String::new() };
+    let user = nacre_sys::accounts::user_by_id(line.uid).ok().flatten().map(|user| format!("({}) ", printable(&user.name)));
+    let user = user.unwrap_or_default();
+    let who = if long { format!(" [user {} {user}on {}]", line.uid, printable(line.host.as_bytes())) } else { String::new() };
     format!("{at} {text}{who}\n")
 }
 
@@ -358,7 +436,10 @@ fn event_text(event: &Event, verbose: bool, scripted: bool) -> String {
 }
 
 fn events(name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool) -> Result<(), Failure> {
-    let mut pools: Vec<Owned> = some(&name.into_iter().collect::<Vec<_>>())?;
+    let mut pools: Vec<Owned> = match &name {
+        Some(name) => vec![client::owned(name)?],
+        None => client::all(),
+    };
     if clear {
         return pools.iter().try_for_each(|owned| done(owned, "", Request::ClearEvents));
     }

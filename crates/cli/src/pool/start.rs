@@ -62,7 +62,20 @@ pub struct Start {
     pub command: String,
 }
 
+/// The name by which the program was called that has this command line in the history of a pool.
+pub fn program(command: &str) -> &'static str {
+    match command.split(' ').next() {
+        Some(super::run::ZPOOL) => super::run::ZPOOL,
+        _ => "nacre",
+    }
+}
+
 impl Start {
+    /// By which name the program was called that asks for it.
+    pub fn program(&self) -> &'static str {
+        program(&self.command)
+    }
+
     /// Starts the process and waits until it answers; what goes wrong is said by it.
     ///
     /// # Errors

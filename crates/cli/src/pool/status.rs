@@ -84,13 +84,10 @@ fn advice(status: &Status) -> Vec<(&'static str, String)> {
             ("action", "Look after the device.".to_owned()),
         ];
     }
-    if !figures.twice {
+    if !(figures.twice && figures.near) {
+        let lacking = if figures.twice { "" } else { ": metadata has no second copy" };
         return vec![
-            (
-                "status",
-                "Some supported features are not enabled on the pool: metadata has no second copy.\nThe pool can be used all the same."
-                    .to_owned(),
-            ),
+            ("status", format!("Some supported features are not enabled on the pool{lacking}.\nThe pool can be used all the same.")),
             (
                 "action",
                 format!(
@@ -220,7 +217,8 @@ mod tests {
 
     fn status() -> Status {
         let devices = vec![DeviceFigures { path: "/srv/a".to_owned(), ..DeviceFigures::default() }];
-        let figures = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, twice: true, ..Figures::default() };
+        let figures =
+            Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), devices, twice: true, near: true, ..Figures::default() };
         Status { figures, ..Status::default() }
     }
 

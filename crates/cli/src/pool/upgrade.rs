@@ -1,6 +1,6 @@
 //! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it. Pure.
 
-use nacre_admin::pool::{Figures, figures::TWICE};
+use nacre_admin::pool::{Figures, figures::NEAR, figures::TWICE};
 use nacre_pool::label;
 
 /// `-v`: all that this program knows.
@@ -8,18 +8,25 @@ pub fn known() -> String {
     format!(
         "This program knows version {} of the format, and no other.\n\nThe following features are supported:\n\n\
          FEAT DESCRIPTION\n-------------------------------------------------------------\n\
-         {TWICE}\n     Metadata lies in two places: a damaged copy is mended by the other.\n",
+         {TWICE}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{NEAR}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
+         directories of many files are made and removed faster.\n",
         label::VERSION
     )
 }
 
 /// Pools that lack something.
 pub fn lacking(pools: &[Figures]) -> String {
-    let lacking: Vec<&Figures> = pools.iter().filter(|pool| !pool.twice).collect();
+    let lacking: Vec<&Figures> = pools.iter().filter(|pool| !(pool.twice && pool.near)).collect();
     if lacking.is_empty() {
         return format!("All pools have version {} of the format, and every supported feature enabled.\n", label::VERSION);
     }
-    let rows: String = lacking.iter().map(|pool| format!("{}\n      {TWICE}\n", pool.name)).collect();
+    let rows: String = lacking
+        .iter()
+        .flat_map(|pool| {
+            let features = [(TWICE, pool.twice), (NEAR, pool.near)].into_iter().filter(|(_, there)| !there);
+            std::iter::once(format!("{}\n", pool.name)).chain(features.map(|(feature, _)| format!("      {feature}\n")))
+        })
+        .collect();
     format!(
         "Some supported features are not enabled on the following pools. Once a\nfeature is enabled the pool may become incompatible with software\n\
          that does not support it.\n\nPOOL  FEATURE\n---------------\n{rows}\nEnable them with 'nacre pool upgrade POOL'.\n"
@@ -32,10 +39,11 @@ mod tests {
 
     #[test]
     fn pools_that_lack_something_are_named() {
-        let pool = |name: &str, twice| Figures { name: name.to_owned(), twice, ..Figures::default() };
-        assert!(lacking(&[pool("tank", true)]).starts_with("All pools have version 1"));
-        let text = lacking(&[pool("tank", true), pool("old", false)]);
-        assert!(text.contains("\nold\n      metadata_twice\n") && !text.contains("tank"));
-        assert!(known().contains(TWICE));
+        let pool = |name: &str, twice, near| Figures { name: name.to_owned(), twice, near, ..Figures::default() };
+        assert!(lacking(&[pool("tank", true, true)]).starts_with("All pools have version 1"));
+        let text = lacking(&[pool("tank", true, true), pool("old", false, false), pool("newer", true, false)]);
+        assert!(text.contains("\nold\n      metadata_twice\n      names_side_by_side\nnewer\n      names_side_by_side\n"), "{text}");
+        assert!(!text.contains("tank"));
+        assert!(known().contains(TWICE) && known().contains(NEAR));
     }
 }

@@ -27,7 +27,7 @@ pub fn assignments(texts: &[String]) -> Result<Vec<(String, String)>, Failure> {
     for text in texts {
         let (name, value) = assignment(text)?;
         if found.iter().any(|(other, _)| *other == name) {
-            return Err(Failure::usage(format!("property '{name}' specified multiple times")));
+            return Err(Failure::new(format!("property '{name}' specified multiple times")));
         }
         found.push((name, value));
     }

@@ -6,6 +6,7 @@
 
 pub mod programs;
 pub mod recorder;
+pub mod snapshots;
 
 use std::io;
 use std::path::Path;

@@ -277,6 +277,7 @@ impl Load for Git {
 /// All loads that this machine has programs for.
 pub fn all(place: &Path) -> Vec<Box<dyn Load>> {
     let mut loads: Vec<Box<dyn Load>> = (0..2).map(|number| Box::new(super::recorder::Recorder::new(number)) as Box<dyn Load>).collect();
+    loads.push(Box::new(super::recorder::Recorder::of_streams(2)));
     if is_there("fio") {
         loads.push(Box::new(Fio::default()));
     }

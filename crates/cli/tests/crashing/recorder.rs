@@ -10,8 +10,20 @@ use std::path::{Path, PathBuf};
 /// Bytes of a slot: a block that is written as a whole.
 const SLOT: usize = 4096;
 
-/// Slots of a file.
-const SLOTS: u64 = 512;
+/// How large its files and its writes are.
+#[derive(Clone, Copy, Debug)]
+struct Extent {
+    /// Slots of a file.
+    slots: u64,
+    /// The most slots of one write.
+    most: u64,
+}
+
+/// Files of 2 MiB, written in pieces.
+const SMALL: Extent = Extent { slots: 512, most: 20 };
+
+/// Files of 16 MiB, written as streams are.
+const STREAMS: Extent = Extent { slots: 4096, most: 2048 };
 
 /// A file that is overwritten in place: for each slot the version that was promised, and the last one written.
 type Slots = Vec<(u64, u64)>;
@@ -20,6 +32,7 @@ type Slots = Vec<(u64, u64)>;
 pub struct Recorder {
     name: String,
     number: u64,
+    extent: Extent,
     version: u64,
     promised: u64,
     rewritten: BTreeMap<String, Slots>,
@@ -38,6 +51,14 @@ fn slot(key: u64, version: u64) -> Vec<u8> {
     let mut bytes = if version.is_multiple_of(2) { random.bytes(SLOT) } else { random.bytes(8).repeat(SLOT / 8) };
     bytes[..8].copy_from_slice(&version.to_le_bytes());
     bytes
+}
+
+/// Whether a slot is one that was written last up to some byte, and from there on as it was before, since what was promised. The kernel cuts a long
+/// `write` where it finds a page of the writer's memory not present: at any byte of the file.
+fn is_torn(found: &[u8], key: u64, version: u64, promised: u64) -> bool {
+    let newest = slot(key, version);
+    let cut = found.iter().zip(&newest).position(|(one, other)| one != other).unwrap_or(SLOT);
+    (promised..version).any(|before| found[cut..] == slot(key, before)[cut..])
 }
 
 fn whole(key: u64, version: u64) -> Vec<u8> {
@@ -59,8 +80,17 @@ fn of_log(number: u64, at: u64) -> u8 {
 impl Recorder {
     /// The recorder of this number; each has a directory of its own.
     pub fn new(number: u64) -> Recorder {
+        Recorder::with(number, SMALL)
+    }
+
+    /// One that writes and overwrites whole parts of large files.
+    pub fn of_streams(number: u64) -> Recorder {
+        Recorder::with(number, STREAMS)
+    }
+
+    fn with(number: u64, extent: Extent) -> Recorder {
         let name = format!("recorder{number}");
-        Recorder { name, number, version: 0, promised: 0, rewritten: BTreeMap::new(), replaced: BTreeMap::new(), log: (0, 0) }
+        Recorder { name, number, extent, version: 0, promised: 0, rewritten: BTreeMap::new(), replaced: BTreeMap::new(), log: (0, 0) }
     }
 
     fn key(&self, name: &str, slot: u64) -> u64 {
@@ -83,12 +113,13 @@ impl Recorder {
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(directory.join(&name))?;
         for _ in 0..=random.below(6) {
             self.version += 1;
-            let first = random.below(SLOTS);
-            let count = (1 + random.below(20)).min(SLOTS - first);
+            let Extent { slots: all, most } = self.extent;
+            let first = random.below(all);
+            let count = (1 + random.below(most)).min(all - first);
             let mut bytes = Vec::new();
             for at in first..first + count {
                 bytes.extend(slot(self.key(&name, at), self.version));
-                let slots = self.rewritten.entry(name.clone()).or_insert_with(|| vec![(0, 0); SLOTS as usize]);
+                let slots = self.rewritten.entry(name.clone()).or_insert_with(|| vec![(0, 0); all as usize]);
                 slots[at as usize].1 = self.version;
             }
             file.write_all_at(&bytes, first * SLOT as u64)?;
@@ -161,22 +192,34 @@ impl Recorder {
     }
 
     fn judge_rewritten(&mut self, directory: &Path, what: &str) {
-        let number = self.number;
+        let (number, all) = (self.number, self.extent.slots);
         for (name, slots) in &mut self.rewritten {
+            let mut whole = Vec::new();
             let content = read(&directory.join(name));
             let promised = slots.iter().any(|slot| slot.0 > 0);
             assert!(content.is_some() || !promised, "{what}: {name} of recorder {number} is gone");
             let mut content = content.unwrap_or_default();
-            content.resize(SLOT * SLOTS as usize, 0);
+            content.resize(SLOT * all as usize, 0);
             for (at, slot_of) in slots.iter_mut().enumerate() {
                 let found = &content[at * SLOT..][..SLOT];
                 let version = u64::from_le_bytes(found[..8].try_into().unwrap());
                 let of_name = name.bytes().fold(number, |sum, byte| sum.wrapping_mul(131).wrapping_add(u64::from(byte)));
                 let key = of_name.wrapping_mul(0x1000).wrapping_add(at as u64) << 20;
                 let place = format!("{what}: slot {at} of {name} of recorder {number}");
-                assert!(found == slot(key, version), "{place} is torn, or never was so (version {version}, expected {slot_of:?})");
                 assert!((slot_of.0..=slot_of.1).contains(&version), "{place} has version {version}, expected {slot_of:?}");
+                if found != slot(key, version) {
+                    let torn = is_torn(found, key, version, slot_of.0);
+                    assert!(torn, "{place} never was so (version {version}, expected {slot_of:?})");
+                    whole.push((at, slot(key, version)));
+                }
                 *slot_of = (version, version);
+            }
+            for (at, bytes) in whole {
+                let file =
+                    OpenOptions::new().write(true).open(directory.join(name)).unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+                file.write_all_at(&bytes, at as u64 * SLOT as u64)
+                    .and_then(|()| file.sync_all())
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
             }
         }
     }

@@ -10,6 +10,10 @@ use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
 use std::{sync::atomic::Ordering, time::Duration};
 
+/// How long a write waits at most where writes are stopped; and what may be one.
+const STOPPED_MOST: Duration = Duration::from_secs(20);
+const STOPPED_UNKNOWN: Duration = Duration::from_millis(200);
+
 impl Door {
     pub(crate) fn getattr(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
         let (node, attr) = self.attributes(header, fh)?;
@@ -106,6 +110,15 @@ impl Door {
         let Some(handle) = fh.and_then(|fh| self.files.get(fh)).filter(|handle| handle.collected) else { return Ok(()) };
         let Some(permission) = handle.file.collected().filter(|permission| !permission.unannounced()) else { return Ok(()) };
         let Some(length) = collecting::caller::writes(header.pid) else { return Ok(()) };
+        if permission.stopped() {
+            // It holds no lock of the inode yet. Who cannot be looked at might (lseek), and is waited for: he goes on soon.
+            let most = if length.is_some() { STOPPED_MOST } else { STOPPED_UNKNOWN };
+            // Where no other thread is left to serve those who pass on, he goes on as well.
+            let _ = fusewire::blocking(|| permission.wait(most));
+            if permission.unannounced() {
+                return Ok(());
+            }
+        }
         let result = permission.announce(length);
         self.collecting.announced(result.is_err());
         Ok(result?)

@@ -3,6 +3,7 @@
 use crate::{
     door::{Door, caller},
     failure::Outcome,
+    open_files::OpenHandle,
     wire,
 };
 use fusewire::{Header, Reply, abi};
@@ -26,12 +27,8 @@ impl Door {
     ) -> Outcome {
         let handle = self.handle_of(fh)?;
         if flags & abi::flag::WRITE_KILL_SUIDGID != 0 {
-            // The kernel says so with every write of an ordinary user; one that follows another has nothing to strip.
-            let given = self.privileges.load(Ordering::Acquire);
-            if handle.stripped.load(Ordering::Acquire) != given {
-                self.kill_privileges(&caller(header), &self.node(header.nodeid)?, &handle.file)?;
-                handle.stripped.store(given, Ordering::Release);
-            }
+            // The kernel says so with every write of an ordinary user.
+            self.strip(header, &handle)?;
         }
         // The flags of the open file at this moment, which fcntl(2) may have changed. What comes from the page cache (a shared mapping) has
         // its place, however the file behind the handle was opened.
@@ -71,8 +68,25 @@ impl Door {
         Ok(self.file(header, fh)?.fsync(data_only)?)
     }
 
-    pub(crate) fn fallocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
-        Ok(self.handle_of(fh)?.file.allocate(AllocateMode(mode), offset, length)?)
+    pub(crate) fn fallocate(&self, header: &Header, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
+        let handle = self.handle_of(fh)?;
+        handle.file.allocate(AllocateMode(mode), offset, length)?;
+        self.strip_for_users(header, &handle)
+    }
+
+    /// Takes set-id bits and capabilities from a file whose content changes. A change that follows another by the same open file has nothing to take.
+    fn strip(&self, header: &Header, handle: &OpenHandle) -> Outcome {
+        let given = self.privileges.load(Ordering::Acquire);
+        if handle.stripped.load(Ordering::Acquire) != given {
+            self.kill_privileges(&caller(header), &self.node(handle.nodeid)?, &handle.file)?;
+            handle.stripped.store(given, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The same where the kernel does not say whether the caller may leave them: fallocate(2) and copy_file_range(2) of ordinary users.
+    fn strip_for_users(&self, header: &Header, handle: &OpenHandle) -> Outcome {
+        if header.uid == 0 { Ok(()) } else { self.strip(header, handle) }
     }
 
     pub(crate) fn lseek(&self, header: &Header, fh: u64, offset: u64, whence: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -98,10 +112,10 @@ impl Door {
 
     pub(crate) fn copy_file_range(
         &self,
+        header: &Header,
         (from, from_offset): (u64, u64),
         (to, to_offset): (u64, u64),
-        length: u64,
-        flags: u64,
+        (length, flags): (u64, u64),
         wide: bool,
         reply: &mut Reply<'_>,
     ) -> Outcome {
@@ -111,6 +125,7 @@ impl Door {
         let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
         let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
         let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
+        self.strip_for_users(header, &target)?;
         Ok(reply.copied(copied, wide)?)
     }
 

@@ -3,6 +3,7 @@
 use super::gathering::{Lease, Member};
 use super::translate::errno;
 use super::volume::Placed;
+use super::xattrs;
 use crate::locks::Locks;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{FileError, Range, SeekTo};
@@ -86,8 +87,13 @@ impl DatasetFile {
             Some(_) if nacre_vfs::is_arriving() => files.write_held(&self.placed.inode, offset, data),
             _ => files.write(&self.placed.inode, offset, data),
         };
-        let written = written.map_err(errno)?.written;
+        let outcome = written.map_err(errno)?;
+        let written = outcome.written;
         self.member.written(written);
+        if outcome.has_attributes && !nacre_vfs::is_arriving() {
+            // The kernel does so itself where it collects writes, and for the bits of a mode.
+            xattrs::drop_capability(files, &self.placed.inode)?;
+        }
         self.done()?;
         Ok(written)
     }

@@ -4,6 +4,9 @@
 //! writes are taken without a word. With less, every write is announced before it happens: it is refused there if it would not fit, or noted as
 //! on its way. What arrives was accepted before and is never refused ([`Tree::write_held`]).
 //!
+//! A snapshot is one moment: while one is taken, whoever writes waits before his next write ([`StoppedWrites`]), and what he wrote before is passed on. Whoever
+//! sees his own write done before he begins the next finds no snapshot that holds only the second.
+//!
 //! Invariants: the room that others may take is counted whole for each dataset, so none can be short by another's writes; room is looked at again after every
 //! [`STEP`] bytes that anybody has written; what is on its way is an upper bound, made exact by a settling.
 
@@ -12,10 +15,13 @@ use super::volume::{Placed, Tree};
 use nacre_pool::engine::Dataset as Files;
 use nacre_pool::properties::effective::SyncMode;
 use nacre_vfs::{Collected, Collector, Errno, Result};
-use parking_lot::Mutex;
-use std::sync::{
-    Arc, OnceLock, Weak,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+use parking_lot::{Condvar, Mutex};
+use std::{
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 /// Bytes written by anybody after which room is looked at again.
@@ -54,12 +60,59 @@ pub(super) struct Member {
     door: OnceLock<Arc<dyn Collector>>,
     /// Files that are open for collected writes.
     open: AtomicUsize,
+    /// How many want writes to be stopped, and the same where it is asked with each write.
+    stops: Mutex<usize>,
+    stopped: AtomicBool,
+    going: Condvar,
+}
+
+/// Writes that are about to be collected are stopped until this is dropped. Those that are written to directly go on.
+pub struct StoppedWrites(Arc<Member>);
+
+impl std::fmt::Debug for StoppedWrites {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoppedWrites").finish_non_exhaustive()
+    }
+}
+
+impl StoppedWrites {
+    /// Calls once more for announcements: for files whose opening crossed the first call.
+    pub fn insist(&self) {
+        if let Some(door) = self.0.door.get() {
+            door.recall();
+        }
+    }
+
+    /// Whether anything can have been collected.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.0.door.get().is_some() && self.0.open.load(Ordering::Acquire) > 0
+    }
+}
+
+impl Drop for StoppedWrites {
+    fn drop(&mut self) {
+        let mut stops = self.0.stops.lock();
+        *stops -= 1;
+        if *stops == 0 {
+            self.0.stopped.store(false, Ordering::Release);
+            self.0.going.notify_all();
+        }
+    }
 }
 
 impl Gathering {
     /// Takes a dataset in.
     pub(super) fn join(self: &Arc<Self>, files: &Arc<Files>) -> Arc<Member> {
-        let member = Arc::new(Member { all: Arc::clone(self), files: Arc::clone(files), door: OnceLock::new(), open: AtomicUsize::new(0) });
+        let member = Arc::new(Member {
+            all: Arc::clone(self),
+            files: Arc::clone(files),
+            door: OnceLock::new(),
+            open: AtomicUsize::new(0),
+            stops: Mutex::new(0),
+            stopped: AtomicBool::new(false),
+            going: Condvar::new(),
+        });
         let mut members = self.members.lock();
         members.retain(|member| member.strong_count() > 0);
         members.push(Arc::downgrade(&member));
@@ -165,8 +218,31 @@ impl Member {
         self.files.files()
     }
 
+    /// Stops writes that are not collected yet.
+    pub(super) fn stop(self: &Arc<Self>) -> StoppedWrites {
+        {
+            let mut stops = self.stops.lock();
+            *stops += 1;
+            // From here on nobody is told any more that writes need no announcement.
+            self.stopped.store(true, Ordering::Release);
+        }
+        let stopped = StoppedWrites(Arc::clone(self));
+        stopped.insist();
+        stopped
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn wait(&self, most: Duration) {
+        let until = Instant::now() + most;
+        let mut stops = self.stops.lock();
+        while *stops > 0 && !self.going.wait_until(&mut stops, until).timed_out() {}
+    }
+
     fn unannounced(&self) -> bool {
-        !self.tree().has_owner_quotas() && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
+        !self.is_stopped() && !self.tree().has_owner_quotas() && (!self.all.tight.load(Ordering::Acquire) || self.all.relax())
     }
 
     /// See [`Collected::announce`].
@@ -229,6 +305,14 @@ impl Collected for Lease {
 
     fn unannounced(&self) -> bool {
         self.member.unannounced()
+    }
+
+    fn stopped(&self) -> bool {
+        self.member.is_stopped()
+    }
+
+    fn wait(&self, most: Duration) {
+        self.member.wait(most);
     }
 
     fn announce(&self, length: Option<u64>) -> Result<()> {

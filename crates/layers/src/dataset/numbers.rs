@@ -5,7 +5,7 @@
 
 use super::control::Control;
 use super::translate::errno;
-use super::volume::{self, Head, Place, Placed, Volume};
+use super::volume::{self, Head, Listed, Place, Placed, Volume};
 use nacre_pool::files::Inode;
 use nacre_vfs::{Errno, Node, Numbered, Result};
 use parking_lot::Mutex;
@@ -71,14 +71,13 @@ impl Numbers {
 impl Numbered for Numbers {
     fn node(&self, number: u64) -> Result<Node> {
         self.asked.store(true, Ordering::Relaxed);
-        let of =
-            |volume: &Arc<Volume>, number| Place::File(Placed { volume: Arc::clone(volume), inode: volume.files.files().inode(number) });
+        let of = |volume: &Arc<Volume>, number| Ok(Node::new(Arc::new(Listed::new(volume, number))));
         let place = match (number, volume::split(number)) {
             (volume::CONTROL, _) => Place::Control,
             (volume::SNAPSHOTS, _) => Place::Snapshots,
-            (_, (0, number)) => of(&self.head.now(), number),
-            (_, (tree, number)) if self.head.now().is_tree(tree) => of(&self.head.now(), number),
-            (_, (tree, number)) => of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number),
+            (_, (0, number)) => return of(&self.head.now(), number),
+            (_, (tree, number)) if self.head.now().is_tree(tree) => return of(&self.head.now(), number),
+            (_, (tree, number)) => return of(&self.control.as_ref().ok_or(Errno::ESTALE)?.volume_of_tree(tree)?, number),
         };
         Ok(Node::new(Arc::new(place)))
     }

@@ -203,6 +203,125 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
 }
 
 #[test]
+fn writes_stand_still_while_a_moment_is_taken() {
+    let layer = dataset(&create(&Arc::new(Simulator::new("disk", 256 << 20))));
+    let door = Arc::new(Door::default());
+    assert!(layer.collect(&(Arc::clone(&door) as Arc<dyn nacre_vfs::Collector>)));
+    let root = layer.root().unwrap().node;
+    let open = |text: &'static str| {
+        let name = Name::new(text.as_bytes()).unwrap();
+        layer.create(&Caller::ROOT, &root, name, 0o600, OpenFlags::WRITE).unwrap().1
+    };
+    let file = open("f");
+    let permission = file.collected().unwrap();
+    assert!(!layer.stop_writes().any(), "nothing is collected yet");
+    assert!(permission.begin() && permission.unannounced() && !permission.stopped());
+    let recalls = door.recalls.load(Ordering::Relaxed);
+    let (one, two) = (layer.stop_writes(), layer.stop_writes());
+    assert!(one.any() && permission.stopped() && !permission.unannounced());
+    assert_eq!(door.recalls.load(Ordering::Relaxed), recalls + 2);
+    // Nobody waits for ever.
+    permission.wait(std::time::Duration::from_millis(1));
+    assert!(permission.stopped());
+    drop(one);
+    assert!(permission.stopped(), "the other one still needs it");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| permission.wait(std::time::Duration::from_secs(600)));
+        drop(two);
+        waiting.join().unwrap();
+    });
+    assert!(!permission.stopped() && permission.unannounced());
+    // What is written directly goes on.
+    let _stopped = layer.stop_writes();
+    assert_eq!(open("other").write(b"x", 0), Ok(1));
+}
+
+#[test]
+fn a_whiteout_is_left_behind() {
+    use nacre_vfs::{Errno, Kind, RenameFlags};
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let pool = create(&device);
+    let layer = dataset(&pool);
+    let root = layer.root().unwrap().node;
+    let name = |text: &'static str| Name::new(text.as_bytes()).unwrap();
+    let create = |text| layer.create(&Caller::ROOT, &root, name(text), 0o600, OpenFlags::WRITE).unwrap();
+    let rename = |old, new, flags| layer.rename(&Caller::ROOT, &root, name(old), &root, name(new), RenameFlags(flags));
+    let file = create("f").0.attr.id;
+    create("there");
+    layer.mkdir(&Caller::ROOT, &root, name("d"), 0o755).unwrap();
+    assert_eq!(rename("f", "there", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EEXIST));
+    assert_eq!(rename("f", "there", RenameFlags::WHITEOUT | RenameFlags::EXCHANGE), Err(Errno::EINVAL));
+    assert_eq!(rename("f", "there", RenameFlags::WHITEOUT), Ok(()));
+    assert_eq!(rename("d", "moved", RenameFlags::WHITEOUT), Ok(()));
+    pool.commit().unwrap();
+    drop((layer, pool));
+    let layer = dataset(&open(&device));
+    let root = layer.root().unwrap().node;
+    let attr = |text| layer.lookup(&Caller::ROOT, &root, name(text)).unwrap().attr;
+    for left in ["f", "d"] {
+        let attr = attr(left);
+        assert_eq!((attr.kind, attr.mode & 0o7777, attr.nlink, attr.rdev_major, attr.rdev_minor), (Kind::Character, 0, 1, 0, 0), "{left}");
+    }
+    assert_eq!((attr("there").id, attr("moved").kind), (file, Kind::Directory));
+    assert_eq!(layer.getattr(&Caller::ROOT, &root, None).unwrap().nlink, 3);
+    layer.unlink(&Caller::ROOT, &root, name("f")).unwrap();
+}
+
+#[test]
+fn capabilities_go_with_what_the_file_was() {
+    use nacre_vfs::{Errno, XattrFlags};
+    const CAPABILITY: &[u8] = b"security.capability";
+    let layer = dataset(&create(&Arc::new(Simulator::new("disk", 128 << 20))));
+    let root = layer.root().unwrap().node;
+    let (entry, file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o755, OpenFlags::WRITE).unwrap();
+    let trust = || layer.setxattr(&Caller::ROOT, &entry.node, CAPABILITY, &[0; 20], XattrFlags::default()).unwrap();
+    let trusted = || layer.getxattr(&Caller::ROOT, &entry.node, CAPABILITY, &mut [0; 64]);
+    let truncated = || {
+        let flags = OpenFlags(OpenFlags::WRITE.raw() | OpenFlags::TRUNC);
+        layer.open(&Caller::ROOT, &entry.node, flags).unwrap();
+    };
+    layer.setxattr(&Caller::ROOT, &entry.node, b"user.kept", b"1", XattrFlags::default()).unwrap();
+    let write = |bytes: &[u8], at| assert_eq!(file.write(bytes, at), Ok(bytes.len()));
+    let changes: [(&dyn Fn(), &str); 5] = [
+        (&|| write(b"first, in its row", 0), "a first write"),
+        (&|| write(&[7; 200_000], 3), "a long one"),
+        (&|| assert_eq!(file.append(b"x"), Ok(1)), "one at the end"),
+        (&truncated, "opening that truncates"),
+        (&truncated, "the same where there is nothing"),
+    ];
+    for (change, name) in changes {
+        trust();
+        assert_eq!(trusted(), Ok(20));
+        change();
+        assert_eq!(trusted(), Err(Errno::ENODATA), "{name}");
+    }
+    // What a kernel collected, it has seen to itself.
+    trust();
+    nacre_vfs::arriving(|| file.write(b"y", 0)).unwrap();
+    assert_eq!(trusted(), Ok(20));
+    assert_eq!(layer.getxattr(&Caller::ROOT, &entry.node, b"user.kept", &mut [0; 4]), Ok(1));
+}
+
+#[test]
+fn whoever_opens_a_file_to_read_it_is_noted() {
+    use nacre_vfs::{SetAttr, SetTime, Time};
+    let layer = dataset(&create(&Arc::new(Simulator::new("disk", 128 << 20))));
+    let root = layer.root().unwrap().node;
+    let (entry, _file) = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o644, OpenFlags::WRITE).unwrap();
+    let long_ago = SetTime::To(Time { sec: 1_000_000_000, nsec: 5 });
+    let old = SetAttr { atime: Some(long_ago), mtime: Some(long_ago), ..SetAttr::default() };
+    let noted = |flags: OpenFlags| {
+        layer.setattr(&Caller::ROOT, &entry.node, None, &old).unwrap();
+        layer.open(&Caller::ROOT, &entry.node, flags).unwrap();
+        layer.getattr(&Caller::ROOT, &entry.node, None).unwrap().atime.sec > 1_000_000_000
+    };
+    let noatime = OpenFlags(rustix::fs::OFlags::NOATIME.bits());
+    assert_eq!([OpenFlags::READ, noatime, OpenFlags::WRITE, OpenFlags::READ_WRITE].map(noted), [true, false, false, false]);
+    layer.set_quiet(true);
+    assert!(!noted(OpenFlags::READ));
+}
+
+#[test]
 fn files_become_others_under_those_who_have_them_open() {
     let pool = create(&Arc::new(Simulator::new("disk", 128 << 20)));
     let layer = Arc::new(dataset(&pool));
@@ -302,4 +421,61 @@ fn without_acls_there_are_none_to_be_seen_or_set() {
     assert_eq!(&names[..length], b"user.b\0");
     pool.set_properties(&[set("posix")]).unwrap();
     assert!(dataset(&pool).has_acls(), "what was set is there again");
+}
+
+#[test]
+fn what_a_listing_has_shown_without_an_acl_may_get_one() {
+    use nacre_vfs::{DirEntry, DirSink, Errno, XattrFlags};
+    const ACCESS: &[u8] = b"system.posix_acl_access";
+    const DEFAULT: &[u8] = b"system.posix_acl_default";
+    struct Numbers(Vec<u64>);
+    impl DirSink for Numbers {
+        fn push(&mut self, entry: DirEntry<'_>) -> bool {
+            self.0.push(entry.ino);
+            true
+        }
+        fn room(&self, _attributes: bool) -> usize {
+            200
+        }
+    }
+    let device = Arc::new(Simulator::new("disk", 128 << 20));
+    let layer = dataset(&create(&device));
+    let root = layer.root().unwrap().node;
+    let make = |name: &str| {
+        let name = Name::new(name.as_bytes()).unwrap();
+        layer.create(&Caller::ROOT, &root, name, 0o660, OpenFlags::READ_WRITE).unwrap().0.attr.id.ino
+    };
+    (0..100).for_each(|number| _ = make(&format!("f{number}")));
+    let list = || {
+        let mut seen = Numbers(Vec::new());
+        layer.readdir(&Caller::ROOT, &root, 0, true, &mut seen).unwrap();
+        seen.0
+    };
+    let numbers = list();
+    assert_eq!(numbers.len(), 100);
+    let entry = |tag: u8, bits: u8, id: u32| [&[tag, 0, bits, 0][..], &id.to_le_bytes()].concat();
+    let none = u32::MAX;
+    let entries = [entry(1, 6, none), entry(2, 4, 7), entry(4, 4, none), entry(16, 4, none), entry(32, 0, none)];
+    let acl = [&[2, 0, 0, 0][..], &entries.concat()].concat();
+    // As a door asks, which knows files by their numbers.
+    let node = |number: u64| layer.numbered().unwrap().node(number).unwrap();
+    let ask = |number: u64, name: &[u8]| layer.getxattr(&Caller::ROOT, &node(number), name, &mut []);
+    let (with, other) = (numbers[50], numbers[51]);
+    for _ in 0..2 {
+        assert_eq!((ask(with, ACCESS), ask(other, ACCESS)), (Err(Errno::ENODATA), Err(Errno::ENODATA)));
+        layer.setxattr(&Caller::ROOT, &node(with), ACCESS, &acl, XattrFlags::default()).unwrap();
+        assert_eq!((ask(with, ACCESS), ask(other, ACCESS)), (Ok(acl.len()), Err(Errno::ENODATA)));
+        list();
+        assert_eq!((ask(with, ACCESS), ask(other, ACCESS)), (Ok(acl.len()), Err(Errno::ENODATA)));
+        layer.removexattr(&Caller::ROOT, &node(with), ACCESS).unwrap();
+        list();
+    }
+    layer.setxattr(&Caller::ROOT, &root, DEFAULT, &acl, XattrFlags::default()).unwrap();
+    let heir = make("heir");
+    assert_eq!((ask(heir, ACCESS), ask(other, ACCESS)), (Ok(acl.len()), Err(Errno::ENODATA)));
+    list();
+    assert_eq!(ask(heir, ACCESS), Ok(acl.len()));
+    layer.unlink(&Caller::ROOT, &root, Name::new(b"f51").unwrap()).unwrap();
+    layer.numbered().unwrap().forgotten(other);
+    assert!(ask(other, ACCESS).is_err());
 }

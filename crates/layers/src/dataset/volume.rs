@@ -206,6 +206,11 @@ pub(super) fn is_listed(node: &Node) -> bool {
     node.get::<Listed>().is_some()
 }
 
+/// Whether a node is known, without a look at what the tree has of it, to have no extended attributes.
+pub(super) fn is_bare(node: &Node) -> Result<bool> {
+    node.get::<Listed>().map_or(Ok(false), Listed::is_bare)
+}
+
 /// What a node of this layer is.
 pub(super) enum Place {
     /// A file of a tree.
@@ -216,11 +221,12 @@ pub(super) enum Place {
     Snapshots,
 }
 
-/// A file of a listing, which is a node as well: most of them are never asked for anything, and become a [`Place`] when they are.
+/// A file of a listing, or one that was found by its number, which is a node as well: most of them are asked for nothing, or for nothing that takes more
+/// than the number, and become a [`Place`] when they are.
 pub(super) struct Listed {
     volume: Arc<Volume>,
     number: u64,
-    file: OnceLock<Box<Place>>,
+    file: OnceLock<Place>,
 }
 
 impl Listed {
@@ -231,7 +237,13 @@ impl Listed {
 
     fn place(&self) -> &Place {
         let inode = || self.volume.files.files().inode(self.number);
-        self.file.get_or_init(|| Box::new(Place::File(Placed { volume: Arc::clone(&self.volume), inode: inode() })))
+        self.file.get_or_init(|| Place::File(Placed { volume: Arc::clone(&self.volume), inode: inode() }))
+    }
+
+    /// Whether it is known to have no extended attributes.
+    fn is_bare(&self) -> Result<bool> {
+        self.volume.usable()?;
+        Ok(self.volume.files.files().is_bare(self.number))
     }
 }
 

@@ -9,7 +9,7 @@ use nacre_pool::rows::inode::flags::HAS_XATTRS;
 use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};
 use std::sync::Arc;
 
-/// File capabilities (capabilities(7)): a write or chown by someone without privilege takes them away.
+/// File capabilities (capabilities(7)): any write, truncation or chown takes them away.
 const CAPABILITY: &[u8] = b"security.capability";
 
 fn check(files: &Tree, inode: &Inode, name: &[u8], write: bool) -> Result<()> {
@@ -93,10 +93,19 @@ pub(super) fn remove(files: &Tree, inode: &Arc<Inode>, name: &[u8]) -> Result<()
     files.remove_attribute(inode, name).map_err(errno)
 }
 
+/// The content has changed: a file is not trusted any more for what it was.
+pub(super) fn drop_capability(files: &Tree, inode: &Arc<Inode>) -> Result<()> {
+    match files.attribute(inode, CAPABILITY) {
+        Err(FileError::NoData) => Ok(()),
+        // What cannot be read is not left either.
+        _ => ignore_missing(files.remove_attribute(inode, CAPABILITY)),
+    }
+}
+
 /// What a change of attributes does to extended ones: an access ACL follows the mode, capabilities go with privileges.
 pub(super) fn follow_change(files: &Tree, inode: &Arc<Inode>, change: &SetAttr) -> Result<()> {
     if change.kill_privileges {
-        ignore_missing(files.remove_attribute(inode, CAPABILITY))?;
+        drop_capability(files, inode)?;
     }
     let Some(mode) = change.mode else { return Ok(()) };
     match files.attribute(inode, acl::ACCESS) {

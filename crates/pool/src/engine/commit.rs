@@ -66,10 +66,20 @@ impl Pool {
         admin: &mut MutexGuard<'_, Admin>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
+        self.commit_frozen(admin, &mut || {}, administer)
+    }
+
+    /// The same; `frozen` is called when operations that begin from then on belong to the next commit.
+    pub(super) fn commit_frozen<R>(
+        &self,
+        admin: &mut MutexGuard<'_, Admin>,
+        frozen: &mut dyn FnMut(),
+        administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
+    ) -> Result<R, PoolError> {
         if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
             return Err(failed);
         }
-        match self.run_commit(admin, administer) {
+        match self.run_commit(admin, frozen, administer) {
             Ok(answer) => answer,
             Err(error) => {
                 admin.failed = Some(error.clone());
@@ -83,6 +93,7 @@ impl Pool {
     fn run_commit<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
+        frozen: &mut dyn FnMut(),
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<Result<R, PoolError>, PoolError> {
         let datasets = self.open_datasets();
@@ -102,6 +113,7 @@ impl Pool {
             let taken = datasets.iter().map(|dataset| dataset.take(txg)).collect::<Result<Vec<Taken>, _>>();
             (txg, taken, log.map(|log| log.newest()))
         });
+        frozen();
         admin.catalog.set_txg(txg);
         let taken = taken?;
         // All that came to be shared is counted before anything is freed.

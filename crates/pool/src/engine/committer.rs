@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use super::{Pool, Work, as_pool_error};
 use crate::error::PoolError;
-use crate::files::{Throttle, Woken};
+use crate::files::{Table, Throttle, Woken};
 
 /// How the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,15 @@ impl Pace {
     }
 }
 
+impl Pace {
+    /// The pace where commits come too often because of trees: twice as much is held. Changes all over a large tree soon have all of it in memory,
+    /// and commits write all of it; what comes in between must be worth that.
+    fn wide(self) -> Self {
+        let begin = self.begin.saturating_mul(2);
+        Self { begin, most: self.most.max(begin / 4 * 5), ..self }
+    }
+}
+
 impl Default for Pace {
     /// Five seconds; 64 MiB, 96 MiB.
     fn default() -> Self {
@@ -53,6 +62,8 @@ const CHORES: &str = "pool-chores";
 const CHORES_EVERY: Duration = Duration::from_millis(500);
 /// Chores rest so many times as long as they take.
 const CHORES_SHARE: u32 = 2;
+/// Commits that come faster than this because of much in memory come too often.
+const TOO_OFTEN: Duration = Duration::from_secs(1);
 /// After a commit of so much the allocator is told to give memory back, bytes.
 const WORTH_GIVING_BACK: u64 = 16 << 20;
 /// Between two commits that free what was destroyed.
@@ -79,13 +90,12 @@ impl Pool {
     pub fn start_committer(self: &Arc<Self>, pace: Pace) -> Result<Committer, PoolError> {
         self.throttle.arm(pace.begin, pace.most);
         self.make_room_by_commits();
-        // What is held for commits comes out of the pool's memory, which the cache had to itself.
         let cache = self.cache.counters().limit;
-        self.cache.set_limit(cache.saturating_sub(pace.begin).max(cache / 2));
+        self.share_memory(pace, cache.saturating_sub(pace.begin).max(cache / 2));
         let mut committer = Committer { pool: Arc::clone(self), threads: Vec::new(), cache };
         for name in [COMMITS, CHORES] {
             let pool = Arc::clone(self);
-            let task = move || if name == COMMITS { pool.commit_in_time(pace) } else { pool.do_chores() };
+            let task = move || if name == COMMITS { pool.commit_in_time(pace, cache) } else { pool.do_chores() };
             let thread = std::thread::Builder::new().name(name.to_owned()).spawn(task);
             // Dropping the committer ends what was started before.
             committer.threads.push(thread.map_err(|error| PoolError::Refused(format!("no thread for {name}: {error}")))?);
@@ -105,18 +115,42 @@ impl Pool {
         self.throttle.held()
     }
 
-    fn commit_in_time(&self, pace: Pace) {
-        let mut wait = pace.every;
+    /// What is held for commits comes out of the pool's memory, which the cache had to itself.
+    fn share_memory(&self, pace: Pace, cache: u64) {
+        self.cache.set_limit(cache);
+        self.throttle.rearm(pace.begin, pace.most);
+    }
+
+    /// Whether most of what is held are nodes of trees.
+    fn holds_trees(&self, held: u64) -> bool {
+        let trees: u64 = self.open_datasets().iter().map(|dataset| dataset.files().look_at_table(Table::dirty_bytes)).sum();
+        trees > held / 4 * 3
+    }
+
+    fn commit_in_time(&self, pace: Pace, cache: u64) {
+        let (mut wait, mut wide, mut last) = (pace.every, false, None::<Instant>);
         loop {
-            match self.throttle.wait(wait) {
-                Woken::Stop => return,
-                Woken::Due | Woken::Time => {}
+            let woken = self.throttle.wait(wait);
+            if woken == Woken::Stop {
+                return;
             }
             wait = pace.every;
             if self.suspended().is_some() {
                 continue;
             }
             let held = self.held();
+            let often = last.is_some_and(|last| last.elapsed() < TOO_OFTEN);
+            if !wide && often && held >= pace.begin && self.holds_trees(held) {
+                wide = true;
+                let pace = pace.wide();
+                self.share_memory(pace, cache.saturating_sub(pace.most).max(cache / 4));
+                continue;
+            }
+            if wide && woken == Woken::Time && held < pace.begin {
+                wide = false;
+                self.share_memory(pace, cache.saturating_sub(pace.begin).max(cache / 2));
+            }
+            last = Some(Instant::now());
             match self.commit_if_changed() {
                 Ok(more) => {
                     if more == Work::More {

@@ -1,9 +1,11 @@
 //! One live dataset: its files over its tree, and what a commit takes of it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use super::commit::passed_over;
 use super::properties::{Bounds, access_times};
 use super::tree_table::TreeTable;
 use super::{Pool, as_pool_error};
@@ -54,7 +56,8 @@ impl Dataset {
 
     /// A dataset with an empty root directory.
     pub(super) fn format(pool: &Pool, id: u64) -> Result<Self, PoolError> {
-        let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), (pool.entropy)(), *pool.owner.lock())?;
+        let names = (pool.storage.hashing(), (pool.entropy)());
+        let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), names, *pool.owner.lock())?;
         Ok(Self::recorded(pool, id, files))
     }
 
@@ -100,6 +103,12 @@ impl Dataset {
     /// Whether a commit has anything to do for it.
     pub(super) fn has_changes(&self) -> bool {
         self.files.has_changes() || self.files.look_at_table(|table| table.tree.has_changes())
+    }
+
+    /// Whatever lost its last name before the pool was closed or died is nobody's now: it is freed by and by.
+    pub(super) fn sweep(&self) -> Result<(), PoolError> {
+        let swept = self.files.let_orphans_go(&HashSet::new()).map_err(as_pool_error);
+        swept.or_else(|error| passed_over(error, "files without a name cannot be freed now"))
     }
 
     /// Flushes and freezes. Called while nobody is inside.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::commit::passed_over;
+use super::skipped::{Adjusted, Skipped};
 use super::{Dataset, Durable, Pool, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{self, Inode, Recorder};
@@ -65,25 +65,15 @@ impl Pool {
 
     /// Applies what the log holds beyond the last commit, commits that, and goes on with the log.
     pub(super) fn replay_log(&self, area: Box<dyn Area>, guid: u64, durable: &Durable) -> Result<(), PoolError> {
-        let mut promised = 0;
+        let (mut promised, mut skipped) = (0, Skipped::default());
         let (ring, replayed) = Ring::replay(area, guid, durable.log, durable.txg, &mut |record| {
             let (dataset, _) = self.open_dataset(record.dataset)?;
             // What belongs to damaged rows keeps no pool from being imported. An operation is done whole or not at all.
-            let skipped = |error: &files::FileError| {
-                tracing::error!(dataset = record.dataset, %error, "something that was synced belongs to what is damaged, and is lost");
-            };
-            if let Some(error) = record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten)) {
-                skipped(&error);
+            let Some(adjusted) = judge(&skipped, &dataset, record)? else {
+                skipped.leave_out(&dataset, record);
                 return Ok(());
-            }
-            let one = |change: &Change<'_>| match dataset.files().replay(change) {
-                Err(error) if files::is_rotten(&error) => {
-                    skipped(&error);
-                    Ok(())
-                }
-                done => done,
             };
-            let replay = || record.changes.iter().try_for_each(one).map_err(as_pool_error);
+            let replay = || replay_record(&dataset, record, &adjusted);
             if self.desk.outstanding().max(self.held()) > REPLAYED_AT_ONCE.saturating_add(promised) {
                 promised = self.store_replayed()?;
             }
@@ -104,12 +94,7 @@ impl Pool {
         if records > 0 {
             // What was replayed leaves memory first: what waits there of an inode would come into the table again after it was freed.
             self.commit()?;
-            for dataset in self.open_datasets() {
-                if let Err(error) = dataset.files().free_orphans().map_err(as_pool_error) {
-                    passed_over(error, "files without a name cannot be freed now")?;
-                }
-            }
-            self.commit()?;
+            self.open_datasets().iter().try_for_each(|dataset| dataset.sweep())?;
         }
         Ok(())
     }
@@ -151,6 +136,42 @@ impl Pool {
         self.sync_through(self.log.get().map(|log| log.newest()))
     }
 
+    /// Makes a directory durable, and everything that was done to names and attributes.
+    ///
+    /// # Errors
+    /// Those of the engine; that of a commit which could not store the directory's attributes.
+    pub fn sync_directory(&self, inode: &Inode) -> files::Result<()> {
+        inode.check_stored()?;
+        self.sync_names()?;
+        inode.check_synced()
+    }
+
+    /// Makes everything durable that was done to a file system before the call.
+    ///
+    /// # Errors
+    /// Those of the engine; where something that was written cannot be stored, why, and once where it was given up.
+    pub fn sync_all(&self, dataset: &Dataset) -> files::Result<()> {
+        self.commit()?;
+        dataset.files().check_all_stored()
+    }
+
+    /// Makes everything durable that was done to the pool before the call.
+    ///
+    /// # Errors
+    /// As [`Self::sync_all`].
+    pub fn sync_pool(&self) -> Result<(), PoolError> {
+        self.commit()?;
+        self.open_datasets().iter().try_for_each(|dataset| dataset.files().check_all_stored()).map_err(as_pool_error)
+    }
+
+    /// After a commit: how many files hold what cannot be stored, and why one of them does.
+    #[must_use]
+    pub fn unstored(&self) -> Option<(usize, PoolError)> {
+        let of = |dataset: &Arc<Dataset>| dataset.files().unstored();
+        let add = |(sum, _): (usize, _), (more, error)| (sum + more, error);
+        self.open_datasets().iter().filter_map(of).reduce(add).map(|(files, error)| (files, as_pool_error(error)))
+    }
+
     fn sync_through(&self, through: Option<Ticket>) -> Result<(), PoolError> {
         let (Some(log), Some(ticket)) = (self.log.get(), through) else {
             // What was done before this call is in the open txg, or in one before.
@@ -166,4 +187,41 @@ impl Pool {
         }
         Ok(())
     }
+}
+
+/// What a record is to be applied with; none where something that it needs cannot be read, or was left out.
+fn judge(skipped: &Skipped, dataset: &Dataset, record: &Record<'_>) -> Result<Option<Adjusted>, PoolError> {
+    let unreadable = record.changes.iter().find_map(|change| dataset.files().look_at(change).err().filter(files::is_rotten));
+    match unreadable.map_or_else(|| skipped.judge(dataset, record), Err) {
+        Ok(None) => {
+            tracing::error!(dataset = record.dataset, "something that was synced builds on what is lost, and is lost");
+            Ok(None)
+        }
+        Err(error) if files::is_rotten(&error) => {
+            tell_lost(record, &error);
+            Ok(None)
+        }
+        judged => judged.map_err(as_pool_error),
+    }
+}
+
+fn replay_record(dataset: &Dataset, record: &Record<'_>, adjusted: &Adjusted) -> Result<(), PoolError> {
+    let one = |(at, change): (usize, &Change<'_>)| {
+        let done = match (change, adjusted.get(&at)) {
+            (Change::Put { key, .. }, Some(value)) => dataset.files().replay(&Change::Put { key, value }),
+            _ => dataset.files().replay(change),
+        };
+        match done {
+            Err(error) if files::is_rotten(&error) => {
+                tell_lost(record, &error);
+                Ok(())
+            }
+            done => done,
+        }
+    };
+    record.changes.iter().enumerate().try_for_each(one).map_err(as_pool_error)
+}
+
+fn tell_lost(record: &Record<'_>, error: &files::FileError) {
+    tracing::error!(dataset = record.dataset, %error, "something that was synced belongs to what is damaged, and is lost");
 }

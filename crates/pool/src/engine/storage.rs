@@ -7,6 +7,7 @@ use crate::deadlist::Dead;
 use crate::error::PoolError;
 use crate::log::Start;
 use crate::pointer::{Pointer, Txg};
+use crate::rows::keys::Hashing;
 use crate::space::Purpose;
 use crate::store::{Commit, Space, Store};
 
@@ -41,6 +42,10 @@ impl Storage for Store {
 
     fn largest_frame(&self) -> u64 {
         Self::largest_frame(self)
+    }
+
+    fn hashing(&self) -> Hashing {
+        if self.is_near() { Hashing::Near } else { Hashing::Whole }
     }
 
     fn tend(&self, budget: u64) -> Result<Work, PoolError> {

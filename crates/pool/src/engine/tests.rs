@@ -40,6 +40,7 @@ struct MapState {
     next: u32,
     freed: Vec<(u32, u32)>,
     durable: (Txg, Option<Pointer>),
+    log: log::Start,
 }
 
 impl Frames for MapStorage {
@@ -88,9 +89,9 @@ impl Storage for MapStorage {
         Ok(())
     }
 
-    fn commit(&self, txg: Txg, catalog: Option<Pointer>, _: log::Start) -> Result<(), PoolError> {
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start) -> Result<(), PoolError> {
         let mut state = self.state.lock();
-        state.durable = (txg, catalog);
+        (state.durable, state.log) = ((txg, catalog), log);
         for name in std::mem::take(&mut state.freed) {
             let (content, _) = state.frames.remove(&name).unwrap();
             state.charged -= (content.len() as u64 + u64::from(Pointer::HEADER)).next_multiple_of(16);

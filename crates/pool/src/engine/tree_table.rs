@@ -2,13 +2,14 @@
 //!
 //! Callers: files of a dataset, under the lock of their table. Invariant: what the tree holds in memory for a commit to come is counted.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cache::Cache;
 use crate::error::PoolError;
-use crate::files::{Absent, Batch, Share, Table, Throttle};
+use crate::files::{Absent, Batch, RowChange, Share, Table, Throttle};
 use crate::frames::Frames;
 use crate::pointer::{Pointer, Txg};
 use crate::tree::{Context, Frozen, Settings, Tree};
@@ -79,6 +80,108 @@ impl TreeTable {
     }
 }
 
+impl TreeTable {
+    /// Finds what cannot be read before anything is changed, and which rows are there that are to go. The first change may still find it: nothing is half
+    /// done by then.
+    fn prepare(&mut self, txg: Txg, turns: &Turns<'_>) -> Result<Found, PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        let mut found = Found::of(turns.changes.len());
+        for (at, change) in turns.in_order().skip(1) {
+            if self.tree.prepare(&context, txg, &change.key, change.row.as_deref())? {
+                found.note(at);
+            }
+        }
+        Ok(found)
+    }
+
+    fn change_prepared(&mut self, txg: Txg, turns: &Turns<'_>, found: &Found) -> Result<(), PoolError> {
+        let context = Context { frames: &*self.frames, cache: &self.cache };
+        for (turn, (at, change)) in turns.in_order().enumerate() {
+            let put_at = if change.row.is_none() { turns.last_put(&change.key) } else { None };
+            let changed = match &change.row {
+                Some(row) => self.tree.put(&context, txg, &change.key, row),
+                // It is put again by the same batch.
+                None if put_at > Some(at) => Ok(()),
+                None if put_at.is_some() || found.has(at) => self.tree.remove_present(&context, txg, &change.key),
+                None if turn == 0 => self.tree.remove(&context, txg, &change.key).map(drop),
+                None => Ok(()),
+            };
+            if let Err(error) = changed {
+                if turn > 0 {
+                    // A part of the operation is in the tree: no commit may make that durable.
+                    self.held.fail(&error);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The changes of a batch in the order in which they are made: rows are put before others are removed. A leaf of which nothing is left goes, and its keys
+/// are those of a neighbour then, which nobody has made ready to take a row.
+struct Turns<'b> {
+    changes: &'b [RowChange],
+    /// The last put of each key, where there are many changes.
+    puts: HashMap<&'b [u8], usize>,
+}
+
+/// So many changes are looked through one by one.
+const FEW: usize = 32;
+
+impl<'b> Turns<'b> {
+    fn of(changes: &'b [RowChange]) -> Self {
+        let mut puts = HashMap::new();
+        if changes.len() > FEW && changes.iter().any(|change| change.row.is_none()) {
+            puts.extend(changes.iter().enumerate().filter(|(_, change)| change.row.is_some()).map(|(at, change)| (&*change.key, at)));
+        }
+        Self { changes, puts }
+    }
+
+    /// The changes with their places in the batch.
+    fn in_order(&self) -> impl Iterator<Item = (usize, &'b RowChange)> + use<'b> {
+        let changes = self.changes;
+        [false, true]
+            .into_iter()
+            .flat_map(move |removed| changes.iter().enumerate().filter(move |(_, change)| change.row.is_none() == removed))
+    }
+
+    fn last_put(&self, key: &[u8]) -> Option<usize> {
+        if self.changes.len() > FEW {
+            return self.puts.get(key).copied();
+        }
+        self.changes.iter().rposition(|change| change.row.is_some() && change.key == key)
+    }
+}
+
+/// Which rows of a batch were found, a bit each.
+struct Found {
+    first: u64,
+    more: Vec<u64>,
+}
+
+impl Found {
+    fn of(changes: usize) -> Self {
+        Self { first: 0, more: vec![0; changes / 64] }
+    }
+
+    fn note(&mut self, at: usize) {
+        let word = match at / 64 {
+            0 => Some(&mut self.first),
+            word => self.more.get_mut(word - 1),
+        };
+        word.into_iter().for_each(|word| *word |= 1 << (at % 64));
+    }
+
+    fn has(&self, at: usize) -> bool {
+        let word = match at / 64 {
+            0 => Some(&self.first),
+            word => self.more.get(word - 1),
+        };
+        word.is_some_and(|word| word >> (at % 64) & 1 == 1)
+    }
+}
+
 impl Table for TreeTable {
     fn absent(&self, key: &[u8]) -> Result<Option<Absent>, PoolError> {
         if !self.may_miss() {
@@ -127,36 +230,8 @@ impl Table for TreeTable {
     }
 
     fn change(&mut self, txg: Txg, batch: &Batch) -> Result<(), PoolError> {
-        let context = Context { frames: &*self.frames, cache: &self.cache };
-        // What cannot be read is found before anything is changed. The first change may still find it: nothing is half done by then.
-        let mut rest = batch.changes().iter().enumerate().skip(1);
-        // Which of the first rows were found, a bit each: they need not be looked for again where they are to go.
-        let mut found = 0_u64;
-        let prepared = rest.try_for_each(|(at, change)| {
-            let there = self.tree.prepare(&context, txg, &change.key, change.row.as_deref())?;
-            found |= u64::from(there).checked_shl(u32::try_from(at).unwrap_or(u32::MAX)).unwrap_or(0);
-            Ok(())
-        });
-        if prepared.is_err() {
-            self.held.become_now(self.tree.dirty_bytes());
-            return prepared;
-        }
-        let was_found = |at: usize| u32::try_from(at).ok().and_then(|at| found.checked_shr(at)).is_some_and(|bits| bits & 1 == 1);
-        let mut changed = Ok(());
-        for (at, change) in batch.changes().iter().enumerate() {
-            changed = match &change.row {
-                Some(row) => self.tree.put(&context, txg, &change.key, row),
-                None if was_found(at) => self.tree.remove_present(&context, txg, &change.key),
-                None => self.tree.remove(&context, txg, &change.key).map(drop),
-            };
-            if let Err(error) = &changed {
-                if at > 0 {
-                    // A part of the operation is in the tree: no commit may make that durable.
-                    self.held.fail(error);
-                }
-                break;
-            }
-        }
+        let turns = Turns::of(batch.changes());
+        let changed = self.prepare(txg, &turns).and_then(|found| self.change_prepared(txg, &turns, &found));
         self.held.become_now(self.tree.dirty_bytes());
         changed
     }

@@ -6,6 +6,7 @@
 //! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with one before it is told.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
@@ -15,6 +16,9 @@ use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
 
 /// What an operation on rows is taken to need, bytes; what it has dirtied is counted when it is done.
 const ROWS: u64 = 1;
+/// After the removal of a file it may count for so long although it is closed: its last user is heard of later.
+const CLOSING: Duration = Duration::from_millis(100);
+const CLOSING_STEP: Duration = Duration::from_millis(5);
 /// How often a commit is tried to make room.
 const RELIEFS: usize = 2;
 
@@ -161,6 +165,26 @@ impl<T: Table> Files<T> {
 
     /// Runs an operation; where it is short of room, again after a commit that may have made some. Not under any lock.
     pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
+        let outcome = self.relieved(&operation);
+        // Who has just removed a file may write at once: whoever had it open for him tells a little later that he has not any more.
+        let short = matches!(outcome, Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)));
+        if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
+            return outcome;
+        }
+        let until = Instant::now() + CLOSING;
+        while !self.known.has_let_go() && Instant::now() < until {
+            std::thread::sleep(CLOSING_STEP);
+        }
+        // Once: others may go on removing what helps nobody here.
+        self.relieved(&operation)
+    }
+
+    /// A file has lost its last name.
+    pub(super) fn note_last_name(&self) {
+        *self.lost_name.lock() = Some(Instant::now());
+    }
+
+    fn relieved<R>(&self, operation: &impl Fn() -> Result<R>) -> Result<R> {
         let mut outcome = operation();
         for _ in 0..RELIEFS {
             let relieved = match &outcome {

@@ -24,6 +24,7 @@ use super::{Batch, FileError, Files, Inode, Result, Storing, Table};
 use crate::frames::{NewFrame, Owner, Packing, Stream, Wanted};
 use crate::pointer::{FrameKind, Pointer, Txg};
 use crate::rows::extent::INLINE_FILE;
+use crate::rows::inode::flags::HAS_XATTRS;
 use crate::rows::{Extent, FileType, Inode as Row, keys};
 
 /// So many leaves of extents are read before the table's lock is taken: more than a read of ordinary records needs.
@@ -44,6 +45,8 @@ pub struct WriteOutcome {
     pub written: usize,
     /// Where the first of them went.
     pub offset: u64,
+    /// The file has extended attributes, of which some go with a write.
+    pub has_attributes: bool,
 }
 
 /// What is sought.
@@ -213,7 +216,7 @@ impl<T: Table> Files<T> {
         let offset = offset.unwrap_or(edited.row.size);
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
         if data.is_empty() {
-            return Ok(WriteOutcome { written: 0, offset });
+            return Ok(WriteOutcome { written: 0, offset, has_attributes: false });
         }
         if edited.row.record_shift == 0 {
             edited.row.record_shift = self.storing.read().record_shift;
@@ -265,7 +268,7 @@ impl<T: Table> Files<T> {
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
         self.apply_and_finish(entered.txg(), inode, edited, &batch)?;
-        Ok(WriteOutcome { written, offset })
+        Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
 
     /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a record of the log holds it.
@@ -279,10 +282,11 @@ impl<T: Table> Files<T> {
         let now = (self.clock)();
         edited.row.size = data.len() as u64;
         (edited.row.modified, edited.row.changed) = (now, now);
+        let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_recorded(txg, &batch);
         self.admission.turn(self.dataset, txg, promised, 0);
-        applied.map(|()| WriteOutcome { written: data.len(), offset: 0 })
+        applied.map(|()| WriteOutcome { written: data.len(), offset: 0, has_attributes })
     }
 
     /// Replaces whole records, packed ahead or by several threads where that pays; answers how many bytes of them, from the front, and what stopped it.

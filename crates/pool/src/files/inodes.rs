@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLockWriteGuard};
 
+use super::awaited::Awaited;
 use super::known::Known;
 use super::patches::{Fragments, is_rotten, is_unreadable};
 use super::{AccessTimes, Batch, FileError, Files, Result, Table};
@@ -24,7 +25,7 @@ pub(super) const ACTIVE: u64 = 768;
 pub struct Inode {
     number: u64,
     known: Arc<Known>,
-    pub(super) active: RwLock<Option<Box<Active>>>,
+    pub(super) active: Awaited<Option<Box<Active>>>,
     /// Up to this record devices were asked ahead of a reader: a hint.
     pub(super) asked: AtomicU64,
     /// Its record size as a power of two as it was last seen, 0 where it was not: a hint.
@@ -35,7 +36,7 @@ pub struct Inode {
 
 impl Inode {
     pub(super) fn new(number: u64, known: &Arc<Known>) -> Inode {
-        let (active, asked, shift, apart) = (RwLock::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
+        let (active, asked, shift, apart) = (Awaited::new(None), AtomicU64::new(0), AtomicU8::new(0), Mutex::new(None));
         Inode { number, known: Arc::clone(known), active, asked, shift, apart }
     }
 
@@ -484,8 +485,13 @@ impl<T: Table> Files<T> {
         use crate::rows::Head;
         use std::sync::atomic::Ordering::Relaxed;
         let numbers = &self.numbers;
-        let head =
-            Head { next: numbers.next.load(Relaxed), root: numbers.root, seed: numbers.seed, objects: numbers.objects.load(Relaxed) };
+        let head = Head {
+            next: numbers.next.load(Relaxed),
+            root: numbers.root,
+            seed: numbers.seed,
+            hashing: numbers.hashing,
+            objects: numbers.objects.load(Relaxed),
+        };
         let (key, head) = (keys::head(), head.encode());
         // A dataset in which nothing happens is not written anew by each commit.
         if table.get(&key)?.is_none_or(|stored| stored != head) {

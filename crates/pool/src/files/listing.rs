@@ -6,7 +6,6 @@
 //! Inodes are numbered in the order in which their names were made, so the attributes of a directory's files lie together as well: where they do, they
 //! are read in one pass beside that over the names, not one by one.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::{FileError, Files, Inode, Result, Table};
@@ -40,43 +39,50 @@ pub struct Seen<'a> {
     /// Its type.
     pub file_type: FileType,
     /// Its attributes, where they were asked for.
-    pub row: Option<Row>,
+    pub row: Option<&'a Row>,
 }
 
 /// So many entries are looked at under one hold of the table's lock.
 const TOGETHER: usize = 512;
 /// And at least so many, where more are wanted than were expected.
 const FEWEST: usize = 16;
+/// Of so many files it is kept which have no extended attributes: whoever wants so many often asks for the access control list of each.
+const LONG: usize = 64;
 /// Attributes are read in one pass where at most so many inodes lie between the first and the last for each that is wanted.
 const DENSE: u64 = 8;
 
-/// Some entries, their names in one buffer.
+/// Some entries, their names in one buffer, their attributes, where they are wanted, in another one: most listings go without, and each entry is
+/// written and read once more on its way.
 #[derive(Default)]
 struct Chunk {
     names: Vec<u8>,
     entries: Vec<Found>,
+    /// As many as entries, or none.
+    rows: Vec<Option<Row>>,
 }
 
 struct Found {
     sequence: u64,
     number: u64,
+    /// Where its name ends; it begins where the one before ends.
+    end: u32,
     file_type: FileType,
-    name: Range<usize>,
-    row: Option<Row>,
 }
 
 impl Chunk {
     fn clear(&mut self) {
         self.names.clear();
         self.entries.clear();
+        self.rows.clear();
     }
 
     fn add(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), PoolError> {
-        let keys::Key::Entry { sequence, .. } = keys::Key::decode(key)? else { return Ok(()) };
+        let Some(sequence) = keys::sequence_of_entry(key)? else { return Ok(()) };
         let Entry { inode, file_type, name } = Entry::decode(value)?;
-        let from = self.names.len();
         self.names.extend_from_slice(name);
-        self.entries.push(Found { sequence, number: inode, file_type, name: from..self.names.len(), row: None });
+        // Names are of 255 bytes at most, entries a few hundred.
+        let end = self.names.len() as u32;
+        self.entries.push(Found { sequence, number: inode, end, file_type });
         Ok(())
     }
 }
@@ -104,7 +110,7 @@ impl<T: Table> Files<T> {
         let mut listed = Vec::new();
         self.visit(directory, behind, attributes, most, &mut |seen| {
             let Seen { sequence, name, number, file_type, row } = *seen;
-            let file = row.map(|row| (self.known.get(number), row));
+            let file = row.map(|row| (self.known.get(number), *row));
             listed.push(Listed { sequence, name: name.to_vec(), number, file_type, file });
             listed.len() < most
         })?;
@@ -134,14 +140,19 @@ impl<T: Table> Files<T> {
             let wanted = left.clamp(FEWEST, TOGETHER);
             self.read_chunk(directory.number(), behind, (attributes, wanted), &mut chunk)?;
             if chunk.entries.len() == wanted {
-                self.read_ahead(directory.number(), attributes.then_some(row.size), &chunk)?;
+                // A few entries with attributes are what every listing begins with.
+                let inodes_of = (attributes && wanted > FEWEST).then_some(row.size);
+                self.read_ahead(directory.number(), inodes_of, &chunk)?;
             }
             if attributes {
                 self.show_active(&mut chunk);
             }
-            for found in &chunk.entries {
-                let name = chunk.names.get(found.name.clone()).unwrap_or_default();
-                let Found { sequence, number, file_type, row, .. } = *found;
+            let mut from = 0;
+            for (at, found) in chunk.entries.iter().enumerate() {
+                let Found { sequence, number, end, file_type } = *found;
+                let name = chunk.names.get(from..end as usize).unwrap_or_default();
+                let row = chunk.rows.get(at).and_then(Option::as_ref);
+                from = end as usize;
                 if !visit(&Seen { sequence, name, number, file_type, row }) {
                     return Ok(());
                 }
@@ -152,6 +163,13 @@ impl<T: Table> Files<T> {
             }
             left = left.saturating_sub(wanted);
         }
+    }
+
+    /// Whether a file is known, without a look at the table, to have no extended attributes, and so no access control list. Those are that a listing with
+    /// attributes has just shown, or that were looked at.
+    #[must_use]
+    pub fn is_bare(&self, number: u64) -> bool {
+        self.recent.is_bare(number)
     }
 
     /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so many names where they are wanted.
@@ -167,7 +185,7 @@ impl<T: Table> Files<T> {
             None => None,
         };
         drop(table);
-        rows.into_iter().chain(names).for_each(|read| self.ahead.go(read));
+        names.into_iter().chain(rows).for_each(|read| self.ahead.go(read));
         Ok(())
     }
 
@@ -207,22 +225,27 @@ impl<T: Table> Files<T> {
             drop(table);
             absent.into_iter().for_each(super::hint);
         };
+        chunk.rows.resize(chunk.entries.len(), None);
         for group in order.chunk_by(|(one, _), (next, _)| next - one <= DENSE) {
-            Self::read_rows(&table, group, &mut chunk.entries)?;
+            Self::read_rows(&table, group, &mut chunk.rows)?;
         }
-        if chunk.entries.iter().any(|found| found.row.is_none()) {
+        if chunk.entries.len() >= LONG {
+            let numbers = chunk.entries.iter().map(|found| found.number);
+            self.recent.note_bare(numbers.zip(&chunk.rows).filter_map(|(number, row)| Some((number, row.as_ref()?))));
+        }
+        if chunk.rows.iter().any(Option::is_none) {
             return Err(FileError::NotFound);
         }
         Ok(())
     }
 
     /// Reads the attributes of inodes that lie close together.
-    fn read_rows(table: &T, group: &[(u64, usize)], entries: &mut [Found]) -> Result<()> {
+    fn read_rows(table: &T, group: &[(u64, usize)], rows: &mut [Option<Row>]) -> Result<()> {
         let (Some((first, _)), Some((last, _))) = (group.first(), group.last()) else { return Ok(()) };
         if group.len() < 4 {
             for (number, at) in group {
-                if let Some(found) = entries.get_mut(*at) {
-                    found.row = Some(Self::stored_in(table, *number)?);
+                if let Some(place) = rows.get_mut(*at) {
+                    *place = Some(Self::stored_in(table, *number)?);
                 }
             }
             return Ok(());
@@ -239,8 +262,8 @@ impl<T: Table> Files<T> {
                 Ok(row) => {
                     // A file may have several names here.
                     while let Some((_, at)) = wanted.next_if(|(of, _)| *of == number) {
-                        if let Some(found) = entries.get_mut(*at) {
-                            found.row = Some(row);
+                        if let Some(place) = rows.get_mut(*at) {
+                            *place = Some(row);
                         }
                     }
                 }
@@ -263,8 +286,8 @@ impl<T: Table> Files<T> {
         }
         for (at, inode) in active {
             let shown = inode.active.read().as_ref().map(|active| active.shown());
-            if let (Some(row), Some(found)) = (shown, chunk.entries.get_mut(at)) {
-                found.row = Some(row);
+            if let (Some(row), Some(place)) = (shown, chunk.rows.get_mut(at)) {
+                *place = Some(row);
             }
         }
     }

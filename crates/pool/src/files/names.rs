@@ -37,6 +37,9 @@ pub struct ParentView {
     pub now: Timestamp,
 }
 
+/// Makes a file out of the directory that it is for.
+pub type Making<'a> = dyn Fn(&ParentView) -> Result<NewInode> + 'a;
+
 /// What a rename does where the new name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MayReplace {
@@ -69,7 +72,7 @@ impl<T: Table> Files<T> {
     /// [`FileError::NotFound`], [`FileError::NotDirectory`], [`FileError::NameTooLong`].
     pub fn look_up(&self, directory: &Inode, name: &[u8]) -> Result<(Arc<Inode>, Row)> {
         check_name(name)?;
-        self.warm(&keys::names(directory.number(), keys::name_hash(self.numbers.seed, name)).start)?;
+        self.warm(&keys::names(directory.number(), self.hash(name)).start)?;
         let mut tries = 0..super::WARMED_MOST;
         let (found, stored) = loop {
             let table = self.table.read();
@@ -91,6 +94,10 @@ impl<T: Table> Files<T> {
         Ok((inode, row))
     }
 
+    fn hash(&self, name: &[u8]) -> u64 {
+        self.numbers.hashing.hash(self.numbers.seed, name)
+    }
+
     fn directory_row(&self, directory: &Inode) -> Result<Row> {
         let row = self.attributes(directory)?;
         if row.file_type() == Some(FileType::Directory) { Ok(row) } else { Err(FileError::NotDirectory) }
@@ -98,7 +105,7 @@ impl<T: Table> Files<T> {
 
     /// The entry of a name: by the hash, then by the name itself.
     pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<Found>> {
-        let hash = keys::name_hash(self.numbers.seed, name);
+        let hash = self.hash(name);
         let mut candidates = Vec::new();
         table.scan(keys::names(directory, hash), &mut |key, row| {
             candidates.push((key.to_vec(), row.to_vec()));
@@ -155,9 +162,11 @@ impl<T: Table> Files<T> {
         made.row.hint = Some(NameHint { directory: directory.number(), sequence: number });
         let file_type = file_type(&made.row)?;
         made.row.links = if file_type == FileType::Directory { 2 } else { 1 };
-        self.put_new(entered.txg(), number, &mut made, &mut batch)?;
-        self.enter_name(&mut batch, &Place { directory: directory.number(), name }, number, (number, file_type));
-        gain(&mut parent, file_type, now)?;
+        let put = self.put_new(entered.txg(), number, &mut made, &mut batch).and_then(|()| {
+            self.enter_name(&mut batch, &Place { directory: directory.number(), name }, number, (number, file_type));
+            gain(&mut parent, file_type, now)
+        });
+        put.inspect_err(|_| self.abandon(&batch))?;
         parent.put(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
         self.count_new(&made.row);
@@ -175,7 +184,19 @@ impl<T: Table> Files<T> {
         linkable: bool,
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, Row)> {
-        self.with_relief(|| self.admit_rows(Purpose::Write))?;
+        self.with_relief(|| {
+            self.admit_rows(Purpose::Write)?;
+            self.make_nameless_admitted(directory, inherited, linkable, new)
+        })
+    }
+
+    fn make_nameless_admitted(
+        &self,
+        directory: &Inode,
+        inherited: &[u8],
+        linkable: bool,
+        new: &dyn Fn(&ParentView) -> Result<NewInode>,
+    ) -> Result<(Arc<Inode>, Row)> {
         let entered = self.enter()?;
         let parent = self.edit_directory(directory)?;
         let mut batch = Batch::default();
@@ -183,7 +204,7 @@ impl<T: Table> Files<T> {
         drop(parent);
         let number = self.number();
         made.row.links = 0;
-        self.put_new(entered.txg(), number, &mut made, &mut batch)?;
+        self.put_new(entered.txg(), number, &mut made, &mut batch).inspect_err(|_| self.abandon(&batch))?;
         batch.put(&keys::orphan(number), Vec::new());
         // Held before it is there: whoever frees what nobody holds must not find it.
         let inode = self.known.get(number);
@@ -246,13 +267,13 @@ impl<T: Table> Files<T> {
     }
 
     fn enter_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64, (inode, file_type): (u64, FileType)) {
-        let hash = keys::name_hash(self.numbers.seed, place.name);
+        let hash = self.hash(place.name);
         batch.put(&keys::entry(place.directory, sequence), Entry { inode, file_type, name: place.name }.encode());
         batch.put(&keys::name(place.directory, hash, sequence), NameTarget { inode, file_type }.encode());
     }
 
     fn leave_name(&self, batch: &mut Batch, place: &Place<'_>, sequence: u64) {
-        let hash = keys::name_hash(self.numbers.seed, place.name);
+        let hash = self.hash(place.name);
         batch.remove(&keys::entry(place.directory, sequence));
         batch.remove(&keys::name(place.directory, hash, sequence));
     }
@@ -324,7 +345,7 @@ impl<T: Table> Files<T> {
     pub fn take(&self, directory: &Inode, name: &[u8], is_directory: bool) -> Result<(Arc<Inode>, u32)> {
         check_name(name)?;
         self.with_relief(|| self.admit_rows(Purpose::Free))?;
-        self.warm(&keys::names(directory.number(), keys::name_hash(self.numbers.seed, name)).start)?;
+        self.warm(&keys::names(directory.number(), self.hash(name)).start)?;
         let entered = self.enter()?;
         let _names = self.names.lock();
         let mut parent = self.edit(directory)?;
@@ -350,6 +371,9 @@ impl<T: Table> Files<T> {
         self.apply_recorded(entered.txg(), &batch)?;
         let left = taken.row.links;
         drop(taken);
+        if left == 0 {
+            self.note_last_name();
+        }
         Ok((inode, left))
     }
 
@@ -359,9 +383,23 @@ impl<T: Table> Files<T> {
     /// [`FileError::NotFound`], [`FileError::Exists`] with [`MayReplace::No`], [`FileError::NotEmpty`], [`FileError::NotDirectory`],
     /// [`FileError::IsDirectory`], [`FileError::Invalid`] for a directory that would come below itself.
     pub fn rename(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace) -> Result<()> {
+        self.rename_and(from, to, replace, None)
+    }
+
+    /// As [`Self::rename`], and makes another file in the place of the one that has moved, at the same moment: what overlays leave for names that are gone
+    /// (`RENAME_WHITEOUT`). Not together with [`MayReplace::Exchange`].
+    ///
+    /// # Errors
+    /// Besides, [`FileError::Invalid`] for an exchange, and what [`Self::make`] says of limits.
+    pub fn rename_leaving(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace, left: &Making<'_>) -> Result<()> {
+        if replace == MayReplace::Exchange { Err(FileError::Invalid) } else { self.rename_and(from, to, replace, Some(left)) }
+    }
+
+    fn rename_and(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace, left: Option<&Making<'_>>) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;
-        self.with_relief(|| self.admit_rows(Purpose::Free))?;
+        let purpose = if left.is_some() { Purpose::Write } else { Purpose::Free };
+        self.with_relief(|| self.admit_rows(purpose))?;
         let entered = self.enter()?;
         let _names = self.names.lock();
         let (source, target) = {
@@ -410,8 +448,41 @@ impl<T: Table> Files<T> {
         moving.row.hint = Some(NameHint { directory: new.directory, sequence });
         moving.row.changed = now;
         moving.put(&mut batch);
+        let made = left.map(|new| self.leave_another(entered.txg(), (from.0, &old), parents.from(), new, now, &mut batch));
+        let made = made.transpose().inspect_err(|_| self.abandon(&batch))?;
         parents.put(&mut batch);
-        self.apply_recorded(entered.txg(), &batch)
+        self.apply_recorded(entered.txg(), &batch)?;
+        if let Some(row) = made {
+            self.count_new(&row);
+        }
+        if target.is_some() && replace != MayReplace::Exchange {
+            self.note_last_name();
+        }
+        Ok(())
+    }
+
+    /// Makes a file that is no directory under a name that has just been left.
+    fn leave_another(
+        &self,
+        txg: Txg,
+        (directory, place): (&Inode, &Place<'_>),
+        parent: &mut Editing<'_>,
+        new: &Making<'_>,
+        now: Timestamp,
+        batch: &mut Batch,
+    ) -> Result<Row> {
+        let mut made = self.born(directory, parent, b"", new, now)?;
+        let number = self.number();
+        made.row.hint = Some(NameHint { directory: place.directory, sequence: number });
+        made.row.links = 1;
+        let file_type = file_type(&made.row)?;
+        if file_type == FileType::Directory {
+            return Err(FileError::IsDirectory);
+        }
+        self.put_new(txg, number, &mut made, batch)?;
+        self.enter_name(batch, place, number, (number, file_type));
+        gain(parent, file_type, now)?;
+        Ok(made.row)
     }
 
     /// Whether a rename may be, or is nothing to do.

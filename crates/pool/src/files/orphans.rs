@@ -1,5 +1,6 @@
 //! Inodes without a name: they live while somebody holds them, and are freed piece by piece afterwards; after a crash, at the next start.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::{Batch, Files, Result, Table};
@@ -54,15 +55,21 @@ impl<T: Table> Files<T> {
         outcome.map(|()| Swept { gone, more: self.known.has_let_go() })
     }
 
-    /// Frees all orphans of the table: after a start, when nobody can hold one. Answers how many are gone.
+    /// Frees all orphans of the table at once: after a start, when nobody can hold one. Answers how many are gone.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn free_orphans(&self) -> Result<u64> {
-        self.free_orphans_but(&std::collections::HashSet::new())
+        self.let_orphans_go(&HashSet::new())?;
+        self.free_let_go(u64::MAX).map(|swept| swept.gone)
     }
 
-    pub(super) fn free_orphans_but(&self, held: &std::collections::HashSet<u64>) -> Result<u64> {
+    /// Has the orphans of the table freed as those that were let go, step by step, but for some that are held: after a start, or when the table is another.
+    /// There may be as many as files were ever removed within a moment.
+    ///
+    /// # Errors
+    /// Those of reading the table.
+    pub fn let_orphans_go(&self, held: &HashSet<u64>) -> Result<()> {
         let mut numbers = Vec::new();
         self.table.read().scan(keys::of_kind(keys::ORPHAN), &mut |key, _| {
             if let Ok(keys::Key::Orphan(number)) = keys::Key::decode(key) {
@@ -70,21 +77,10 @@ impl<T: Table> Files<T> {
             }
             true
         })?;
-        numbers.retain(|number| !held.contains(number));
-        self.find_cuts()?;
-        let (mut gone, mut outcome) = (0, Ok(()));
-        for number in numbers {
-            if self.known.is_held(number) {
-                // By somebody who came meanwhile: it goes with its last holder, or at the next start.
-                continue;
-            }
-            match self.free(number, &mut u64::MAX.clone()) {
-                Ok(freed) => gone += u64::from(freed == Freed::Gone),
-                // Those behind one that cannot be read are freed all the same.
-                Err(error) => outcome = Err(error),
-            }
-        }
-        outcome.map(|()| gone)
+        // Who holds one by now has it freed when he lets go, or at the next start.
+        numbers.retain(|number| !held.contains(number) && !self.known.is_held(*number));
+        self.known.put_let_go(numbers);
+        self.find_cuts()
     }
 
     /// Frees one inode, where it is still one without a name, as far as so many rows go.

@@ -1,17 +1,22 @@
-//! Attributes that were looked at last: each operation on a file begins with them, and a way down the tree costs more than all else about them.
+//! Attributes that were looked at last: each operation on a file begins with them, and a way down the tree costs more than all else about them. And which
+//! files were seen without extended attributes: a long listing asks for the ACL of each file that it has just been given.
 //!
-//! Asked and filled by `inodes.rs`, kept true by whoever changes the table. Invariants: what is noted is what the table has, since it is noted under
+//! Asked and filled by `inodes.rs` and `listing.rs`, kept true by whoever changes the table. Invariants: what is noted is what the table has, since it is noted under
 //! the table's lock, and replaced or taken out under the same lock held for writing; nothing is allocated before anybody asks.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::Batch;
-use crate::rows::{Inode as Row, keys};
+use crate::rows::inode::flags::HAS_XATTRS;
+use crate::rows::{FileType, Inode as Row, keys};
 
 /// How many are kept.
 const PLACES: usize = 64;
+/// Of so many files it is kept that they have no extended attributes: more than a program takes from a listing before it asks about them. 16 KiB.
+const BARE: usize = 2048;
 
 type Place = Mutex<Option<(u64, Row)>>;
 
@@ -19,6 +24,8 @@ type Place = Mutex<Option<(u64, Row)>>;
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     places: OnceLock<Box<[Place]>>,
+    /// Numbers of inodes without extended attributes, each at the place that it chooses; 0: none. Nothing before a listing is long.
+    bare: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Recent {
@@ -34,6 +41,28 @@ impl Recent {
         if let Some(place) = places.get(number as usize % PLACES) {
             *place.lock() = Some((number, *row));
         }
+        if let Some(place) = self.bare_place(number) {
+            keep_bare(place, number, row);
+        }
+    }
+
+    /// Keeps of which of these inodes the table has no extended attributes, while its lock is held.
+    pub(super) fn note_bare<'a>(&self, rows: impl Iterator<Item = (u64, &'a Row)>) {
+        let places = self.bare.get_or_init(|| (0..BARE).map(|_| AtomicU64::new(0)).collect());
+        for (number, row) in rows {
+            if let Some(place) = places.get(number as usize % BARE) {
+                keep_bare(place, number, row);
+            }
+        }
+    }
+
+    /// Whether an inode is known to have no extended attributes.
+    pub(super) fn is_bare(&self, number: u64) -> bool {
+        number != 0 && self.bare_place(number).is_some_and(|place| place.load(Ordering::Acquire) == number)
+    }
+
+    fn bare_place(&self, number: u64) -> Option<&AtomicU64> {
+        self.bare.get()?.get(number as usize % BARE)
     }
 
     /// The table has taken a batch, or a part of it where that failed; its lock is held for writing.
@@ -42,6 +71,11 @@ impl Recent {
             let Some((&keys::INODE, number)) = change.key.split_first() else { continue };
             let Some(number) = number.first_chunk::<8>().map(|number| u64::from_be_bytes(*number)) else { continue };
             let row = change.row.as_deref().filter(|_| !failed).and_then(|row| Row::decode(row).ok());
+            if row.is_none()
+                && let Some(place) = self.bare_place(number)
+            {
+                forget(place, number);
+            }
             match (row, self.place(number)) {
                 (Some(row), _) => self.note(number, &row),
                 (None, Some(place)) => {
@@ -56,11 +90,27 @@ impl Recent {
     /// Anything may have changed.
     pub(super) fn clear(&self) {
         self.places.get().into_iter().flatten().for_each(|place| *place.lock() = None);
+        self.bare.get().into_iter().flatten().for_each(|place| place.store(0, Ordering::Release));
     }
 
     fn place(&self, number: u64) -> Option<&Place> {
         self.places.get()?.get(number as usize % PLACES)
     }
+}
+
+/// Symbolic links are not kept: nobody asks for what they have.
+fn keep_bare(place: &AtomicU64, number: u64, row: &Row) {
+    if row.flags & HAS_XATTRS == 0 && row.file_type() != Some(FileType::Symlink) {
+        place.store(number, Ordering::Release);
+    } else {
+        forget(place, number);
+    }
+}
+
+/// Takes a number from its place, if it is there.
+fn forget(place: &AtomicU64, number: u64) {
+    // Another one's stays.
+    let _ = place.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Acquire);
 }
 
 #[cfg(test)]
@@ -93,5 +143,39 @@ mod tests {
         assert_eq!(recent.get(5), None);
         recent.clear();
         assert_eq!(recent.get(6), None);
+    }
+
+    #[test]
+    fn who_has_no_extended_attributes_is_known_after_a_long_listing() {
+        let recent = Recent::default();
+        let row = |flags| Row { flags, ..Row::new(FileType::Regular, 0o644, Timestamp::default()) };
+        let link = Row::new(FileType::Symlink, 0o777, Timestamp::default());
+        recent.note(5, &row(0));
+        assert!(!recent.is_bare(5) && !recent.is_bare(0), "nothing is kept before there is a listing");
+        recent.note_bare([(5, &row(0)), (6, &row(HAS_XATTRS)), (7, &link)].into_iter());
+        assert_eq!([0, 5, 6, 7, 5 + BARE as u64].map(|number| recent.is_bare(number)), [false, true, false, false, false]);
+        recent.note(8, &row(0));
+        assert!(recent.is_bare(8));
+        let put = |number, flags| {
+            let mut batch = Batch::default();
+            batch.put(&keys::inode(number), row(flags).encode());
+            batch
+        };
+        recent.follow(&put(5, 0), false);
+        recent.follow(&put(5 + BARE as u64, HAS_XATTRS), false);
+        assert!(recent.is_bare(5), "another one with the same place");
+        recent.follow(&put(5, HAS_XATTRS), false);
+        assert!(!recent.is_bare(5) && recent.is_bare(8));
+        recent.follow(&put(8, 0), true);
+        assert!(!recent.is_bare(8), "what failed is asked of the table");
+        recent.follow(&put(5, 0), false);
+        assert!(recent.is_bare(5));
+        let mut gone = Batch::default();
+        gone.remove(&keys::inode(5));
+        recent.follow(&gone, false);
+        assert!(!recent.is_bare(5));
+        recent.follow(&put(9, 0), false);
+        recent.clear();
+        assert!(!recent.is_bare(9));
     }
 }

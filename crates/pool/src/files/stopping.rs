@@ -104,6 +104,7 @@ impl<T: Table> Files<T> {
         let txg = self.gate.enter().txg();
         let active = inode.active.write().take();
         inode.apart.lock().take();
+        self.note_stored(inode.number());
         active.iter().for_each(|active| active.records.values().for_each(|buffered| self.let_go(txg, &active.row, buffered)));
     }
 
@@ -120,6 +121,6 @@ impl<T: Table> Files<T> {
             }
         }
         let keep = held.iter().map(|inode| inode.number()).collect();
-        self.free_orphans_but(&keep).map(drop)
+        self.let_orphans_go(&keep)
     }
 }

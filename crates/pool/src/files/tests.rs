@@ -136,7 +136,7 @@ fn ground(frames: &Arc<MapFrames>) -> Ground {
 
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
-    (Files::format(ground(&frames), MapTable::default(), 99, (0, 0)).unwrap(), frames)
+    (Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, 99), (0, 0)).unwrap(), frames)
 }
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
@@ -194,7 +194,7 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
                     *links.entry(entry.inode).or_default() += 1;
                 }
                 named.insert((directory, sequence), entry.inode);
-                let key = keys::name(directory, keys::name_hash(99, entry.name), sequence);
+                let key = keys::name(directory, keys::near_hash(99, entry.name), sequence);
                 assert!(table.0.contains_key(key.as_slice()));
             }
             keys::Key::Name { .. } => by_hash += 1,

@@ -136,6 +136,19 @@ impl Throttle {
         self.most.store(most.max(begin), Ordering::Relaxed);
     }
 
+    /// Other bounds, where the committer has not ended meanwhile.
+    pub fn rearm(&self, begin: u64, most: u64) {
+        let mut state = self.state.lock();
+        if state.stop {
+            return;
+        }
+        self.begin.store(begin, Ordering::Relaxed);
+        self.most.store(most.max(begin), Ordering::Relaxed);
+        // Whoever waits may go on by that, and what is too much already asks for its commit.
+        state.due |= self.held() >= begin;
+        self.room.notify_all();
+    }
+
     /// The committer ends: nobody waits from now on.
     pub fn disarm(&self) {
         let mut state = self.state.lock();
@@ -262,6 +275,26 @@ mod tests {
         assert_eq!(throttle.wait(Duration::ZERO), Woken::Time);
         throttle.disarm();
         assert_eq!(throttle.wait(Duration::from_secs(600)), Woken::Stop);
+    }
+
+    #[test]
+    fn wider_bounds_let_in_who_waits_unless_it_has_ended() {
+        let throttle = Arc::new(Throttle::default());
+        throttle.grow(100);
+        throttle.arm(10, 50);
+        let waiting = {
+            let throttle = Arc::clone(&throttle);
+            std::thread::spawn(move || throttle.admit())
+        };
+        assert_eq!(throttle.wait(Duration::from_secs(600)), Woken::Due);
+        throttle.rearm(200, 300);
+        waiting.join().unwrap().unwrap();
+        assert_eq!(throttle.wait(Duration::ZERO), Woken::Time);
+        throttle.rearm(20, 300);
+        assert_eq!(throttle.wait(Duration::from_secs(600)), Woken::Due);
+        throttle.disarm();
+        throttle.rearm(1, 1);
+        throttle.admit().unwrap();
     }
 
     #[test]

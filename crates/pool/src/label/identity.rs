@@ -67,6 +67,8 @@ pub struct Identity {
 impl Identity {
     /// A feature that every user must know: metadata lies in two places.
     pub const TWICE: u64 = 1;
+    /// Another one: file systems may have names of neighbouring numbers side by side ([`crate::rows::keys::near_hash`]).
+    pub const NEAR: u64 = 2;
 
     /// Whether it fits the labels.
     ///
@@ -127,7 +129,7 @@ impl Identity {
             return Err(PoolError::Refused(format!("the pool has format {version}; this program knows format {VERSION}")));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
-        let unknown = incompatible & !Self::TWICE;
+        let unknown = incompatible & !(Self::TWICE | Self::NEAR);
         if unknown != 0 {
             return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {unknown:#x}")));
         }

@@ -213,6 +213,63 @@ pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(name, seed)
 }
 
+/// How names become hashes in a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hashing {
+    /// Each name by itself: names that follow each other lie anywhere. File systems of older versions have it.
+    Whole,
+    /// Names that differ in the end of their number lie side by side, in its order ([`near_hash`]): who makes, asks for or removes many files one after the
+    /// other changes a few leaves of the tree, however many names the directory has.
+    #[default]
+    Near,
+}
+
+impl Hashing {
+    /// The hash of a name.
+    #[must_use]
+    pub fn hash(self, seed: u64, name: &[u8]) -> u64 {
+        match self {
+            Self::Whole => name_hash(seed, name),
+            Self::Near => near_hash(seed, name),
+        }
+    }
+}
+
+/// The most digits of a name's number that do not spread it.
+const NEAR_DIGITS: usize = 4;
+/// Bits of a hash that hold what those digits say: enough for 9,999.
+const NEAR_BITS: u32 = 14;
+
+/// The hash of a name by which its neighbours are near. Of the last number in the name (before its extension, if there is one), the last digits, at most four,
+/// are the lowest 14 bits of the hash; the other bits are [`name_hash`] of the name with a slash and the count of these digits in their place, which
+/// no other name has. A name without a digit has [`name_hash`].
+#[must_use]
+pub fn near_hash(seed: u64, name: &[u8]) -> u64 {
+    let Some((front, digits, behind)) = split_number(name) else { return name_hash(seed, name) };
+    let mut group = [0; NAME_MOST + 2];
+    let parts = [front, &[b'/', b'0' + digits.len() as u8], behind];
+    let mut length = 0;
+    for part in parts {
+        // Longer names than there are have no neighbours.
+        let Some(to) = group.get_mut(length..length + part.len()) else { return name_hash(seed, name) };
+        to.copy_from_slice(part);
+        length += part.len();
+    }
+    let value = digits.iter().fold(0, |value, digit| value * 10 + u64::from(digit - b'0'));
+    name_hash(seed, group.get(..length).unwrap_or(name)) & (u64::MAX << NEAR_BITS) | value
+}
+
+/// A name before, in and behind the last digits of its number.
+fn split_number(name: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let last_digit = |part: &[u8]| part.iter().rposition(u8::is_ascii_digit);
+    let stem = name.iter().rposition(|byte| *byte == b'.').and_then(|dot| last_digit(name.get(..dot)?));
+    let end = stem.or_else(|| last_digit(name))? + 1;
+    let (front, behind) = name.split_at_checked(end)?;
+    let digits = front.iter().rev().take(NEAR_DIGITS).take_while(|byte| byte.is_ascii_digit()).count();
+    let (front, digits) = front.split_at_checked(end - digits)?;
+    Some((front, digits, behind))
+}
+
 /// The first key after all that begin with this prefix; empty, hence before everything, where the prefix is all ones.
 fn after(prefix: &[u8]) -> Vec<u8> {
     crate::tree::after_prefix(prefix).unwrap_or_default()
@@ -283,6 +340,17 @@ impl Key {
         };
         if rest.is_empty() { Ok(key) } else { Err(damaged("bytes after the end of a key")) }
     }
+}
+
+/// The sequence of an entry by its key, as [`Key::decode`] reads it, by the short way: listings read many. `None` where it is no entry's.
+///
+/// # Errors
+/// [`PoolError::Format`] for bytes that are no key.
+pub fn sequence_of_entry(bytes: &[u8]) -> Result<Option<u64>, PoolError> {
+    let Some((&ENTRY, mut rest)) = bytes.split_first() else { return Key::decode(bytes).map(|_| None) };
+    number(&mut rest)?;
+    let sequence = sequence(&mut rest)?;
+    if rest.is_empty() { Ok(Some(sequence)) } else { Err(damaged("bytes after the end of a key")) }
 }
 
 /// Whether this may name an extended attribute.

@@ -96,6 +96,8 @@ fn all_decoders(bytes: &[u8]) -> [bool; 7] {
 proptest! {
     #[test]
     fn keys_survive(key in key()) {
+        let sequence = if let Key::Entry { sequence, .. } = key { Some(sequence) } else { None };
+        prop_assert_eq!(keys::sequence_of_entry(&key.encode()).unwrap(), sequence);
         prop_assert_eq!(Key::decode(&key.encode()).unwrap(), key);
     }
 
@@ -107,6 +109,7 @@ proptest! {
     #[test]
     fn any_bytes_are_a_key_or_an_error(kind in 0u8..10, rest in proptest::collection::vec(any::<u8>(), 0..40)) {
         let bytes = [&[kind][..], &rest].concat();
+        prop_assert_eq!(keys::sequence_of_entry(&bytes).is_ok(), Key::decode(&bytes).is_ok());
         if let Ok(key) = Key::decode(&bytes) {
             prop_assert_eq!(key.encode(), bytes);
         }
@@ -138,7 +141,8 @@ proptest! {
 
     #[test]
     fn counters_survive(seed: u64, next in 1..=keys::SEQUENCE_MOST, root: u64, objects: u64, bytes: u64) {
-        let head = Head { next, root: root % next, seed, objects };
+        let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Near };
+        let head = Head { next, root: root % next, seed, hashing, objects };
         prop_assert_eq!(Head::decode(&head.encode()).unwrap(), head);
         let used = OwnerUse { bytes, objects };
         prop_assert_eq!(OwnerUse::decode(&used.encode()).unwrap(), used);
@@ -191,7 +195,7 @@ fn what_no_row_may_hold() {
     assert!(Xattr::decode(&Xattr::Inline(&[0; 4097]).encode()).is_err());
     assert!(Key::decode(&keys::entry(1, u64::MAX)).is_err());
     assert!(Key::decode(&keys::xattr(1, b"")).is_err());
-    assert!(Head::decode(&Head { next: 3, root: 3, seed: 0, objects: 0 }.encode()).is_err());
+    assert!(Head::decode(&Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, objects: 0 }.encode()).is_err());
     let mut inode = Inode::new(FileType::Regular, 0o644, Timestamp::default());
     inode.mode = 0o644;
     assert!(Inode::decode(&inode.encode()).is_err());
@@ -275,4 +279,30 @@ fn ranges_hold_what_they_say() {
 fn hashes_depend_on_the_seed_and_stay() {
     assert_ne!(keys::name_hash(1, b"name"), keys::name_hash(2, b"name"));
     assert_eq!(keys::name_hash(0, b""), 0x2d06_8005_38d3_94c2);
+}
+
+#[test]
+fn names_with_neighbouring_numbers_lie_side_by_side() {
+    let near = |name: &str| keys::near_hash(5, name.as_bytes());
+    let group = |name: &str| near(name) >> 14;
+    for (one, other) in
+        [("file-00000000.dat", "file-00009999.dat"), ("7", "8"), ("IMG_0001.mp3", "IMG_9000.mp3"), (".2", ".3"), ("a10b", "a99b")]
+    {
+        assert_eq!(group(one), group(other), "{one} {other}");
+        assert!(near(one) < near(other), "{one} {other}");
+    }
+    assert_eq!((near("x-0042.y") & 0x3fff, near("x-0042.y7") & 0x3fff), (42, 42));
+    // Another number of digits, another beginning or end: another group.
+    for (one, other) in [("f1", "f10"), ("f01", "f1"), ("f00001", "f10001"), ("a1b2.c", "a2b2.c"), ("1.2", "1.3"), ("x/1", "x7")] {
+        assert_ne!(group(one), group(other), "{one} {other}");
+    }
+    assert_eq!(near("no digits. at all"), keys::name_hash(5, b"no digits. at all"));
+    assert_eq!(near("1.2") & 0x3fff, 1, "the number before the extension");
+    assert_eq!(near("v.2") & 0x3fff, 2);
+    assert_ne!(keys::near_hash(6, b"f1") >> 14, group("f1"));
+    let longest = [b'9'; keys::NAME_MOST];
+    assert_eq!(keys::near_hash(5, &longest) & 0x3fff, 9999);
+    let short = [&[b'a'; keys::NAME_MOST - 1][..], b"3"].concat();
+    assert_eq!(keys::near_hash(5, &short) & 0x3fff, 3);
+    assert_eq!(keys::near_hash(0, b"file 17"), keys::name_hash(0, b"file /2") >> 14 << 14 | 17);
 }

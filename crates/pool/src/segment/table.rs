@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::moved::Moved;
 use crate::error::{Damage, PoolError};
 use crate::frames::Stream;
 use crate::label::Place;
@@ -67,7 +68,7 @@ pub struct Segment {
     /// Frames not alive at this place: freed, or moved away. Not used for survivors: their names are those of other segments.
     pub dead: Bits,
     /// Frames of this name that live elsewhere: segment, and offset there in units of 16 bytes.
-    pub moved: BTreeMap<u32, (u32, u32)>,
+    pub moved: Moved,
 }
 
 /// A change of the table.
@@ -179,8 +180,8 @@ impl Table {
     #[must_use]
     pub fn find(&self, segment: u32, index: u32, offset: u32) -> Option<Found> {
         let home = self.segments.get(&segment)?;
-        let (id, holder, offset) = match home.moved.get(&index) {
-            Some((to, offset)) => (*to, self.segments.get(to)?, *offset),
+        let (id, holder, offset) = match home.moved.get(index) {
+            Some((to, offset)) => (to, self.segments.get(&to)?, offset),
             None => (segment, home, offset),
         };
         Some(Found { segment: id, stream: holder.stream, place: *holder.place.first()?, copy: holder.place.get(1).copied(), offset })
@@ -190,8 +191,8 @@ impl Table {
     #[must_use]
     pub fn lives_at(&self, segment: u32, index: u32, holder: u32, offset: u32) -> bool {
         let Some(home) = self.segments.get(&segment) else { return false };
-        match home.moved.get(&index) {
-            Some(now) => *now == (holder, offset),
+        match home.moved.get(index) {
+            Some(now) => now == (holder, offset),
             None => segment == holder && !home.stream.is_of_moved() && index < home.frames && !home.dead.get(index),
         }
     }
@@ -254,7 +255,7 @@ impl Table {
             live_units: 0,
             newest: Txg(0),
             dead: Bits::default(),
-            moved: BTreeMap::new(),
+            moved: Moved::default(),
         };
         self.segments.insert(id, segment);
         Ok(())
@@ -283,13 +284,13 @@ impl Table {
 
     fn free(&mut self, id: u32, index: u32, count: u32, units: u32) -> Result<(), PoolError> {
         let Some(segment) = self.segments.get_mut(&id) else { return wrong("a frame is freed of a segment that is not there") };
-        if let Some((holder, _)) = segment.moved.get(&index).copied() {
+        if let Some((holder, _)) = segment.moved.get(index) {
             if count != 1 {
                 return wrong("moved frames are freed in a row");
             }
             self.lose(holder, 1, units)?;
             if let Some(segment) = self.segments.get_mut(&id) {
-                segment.moved.remove(&index);
+                segment.moved.remove(index);
             }
             self.forget(id);
             return Ok(());
@@ -325,8 +326,8 @@ impl Table {
             return wrong("a frame moves to where none can");
         }
         let Some(segment) = self.segments.get(&id) else { return wrong("a frame moves of a segment that is not there") };
-        match segment.moved.get(&index) {
-            Some((holder, _)) => self.lose(*holder, 1, units)?,
+        match segment.moved.get(index) {
+            Some((holder, _)) => self.lose(holder, 1, units)?,
             None if !segment.stream.is_of_moved() && index < segment.frames && !segment.dead.get(index) => {
                 self.lose(id, 1, units)?;
                 if let Some(segment) = self.segments.get_mut(&id) {

@@ -11,6 +11,7 @@ use crate::frames::Stream;
 use crate::label::{read_places, small, write_places};
 use crate::pointer::{Pointer, Txg};
 
+use super::moved::Moved;
 use super::table::{Bits, Op, Segment, Table, fits};
 
 const FULL: u8 = 1;
@@ -181,11 +182,11 @@ pub fn read_full(bytes: &[u8]) -> Result<(Table, Vec<Young>), PoolError> {
 /// What one segment's record cannot say of others: moved frames must be where survivors are, and add up.
 fn check(segments: &BTreeMap<u32, Segment>) -> Result<(), PoolError> {
     let mut arrived = BTreeMap::<u32, u32>::new();
-    for (to, _) in segments.values().flat_map(|segment| segment.moved.values()) {
-        if !segments.get(to).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
+    for (_, (to, _)) in segments.values().flat_map(|segment| segment.moved.iter()) {
+        if !segments.get(&to).is_some_and(|target| target.stream.is_of_moved() && !target.place.is_empty()) {
             return wrong("a moved frame is where none can be");
         }
-        *arrived.entry(*to).or_default() += 1;
+        *arrived.entry(to).or_default() += 1;
     }
     let fits =
         |(id, segment): (&u32, &Segment)| !segment.stream.is_of_moved() || segment.live_frames == arrived.get(id).copied().unwrap_or(0);
@@ -219,11 +220,11 @@ fn write_segment(to: &mut Writer, segment: &Segment) {
     to.varint(segment.moved.len() as u64);
     // Neighbours move together: differences are small. They wrap around, so every order can be written.
     let mut last = (0u32, 0u32, 0u32);
-    for (index, (segment, offset)) in &segment.moved {
-        for (now, before) in [(*index, last.0), (*segment, last.1), (*offset, last.2)] {
+    for (index, (segment, offset)) in segment.moved.iter() {
+        for (now, before) in [(index, last.0), (segment, last.1), (offset, last.2)] {
             to.varint(u64::from(now.wrapping_sub(before)));
         }
-        last = (*index, *segment, *offset);
+        last = (index, segment, offset);
     }
 }
 
@@ -246,7 +247,7 @@ fn read_segment(from: &mut Reader<'_>) -> Result<Segment, PoolError> {
         }
         (at, is_dead) = (end, !is_dead);
     }
-    let mut moved = BTreeMap::new();
+    let mut moved = Moved::default();
     let mut last = (0u32, 0u32, 0u32);
     for _ in 0..from.varint()? {
         last = (last.0.wrapping_add(small(from)?), last.1.wrapping_add(small(from)?), last.2.wrapping_add(small(from)?));

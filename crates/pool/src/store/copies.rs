@@ -132,7 +132,8 @@ impl Store {
             return Ok(false);
         }
         let mut mended = false;
-        self.scrub_twice(id, &mut |checked| {
+        let living = self.living_by_headers(id)?;
+        self.scrub_twice(id, &living, &mut |checked| {
             if let (true, Some(header)) = (checked.mended, checked.header) {
                 mended = true;
                 let damage = checked.damage.clone();
@@ -143,11 +144,10 @@ impl Store {
         Ok(mended)
     }
 
-    /// Verifies every frame that lives in a segment that lies twice, at both places, and mends what is damaged at one of them.
-    pub(super) fn scrub_twice(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
+    /// Verifies these frames of a segment that lies twice, at both places, and mends what is damaged at one of them. All of them must be on the devices.
+    pub(super) fn scrub_twice(&self, id: u32, living: &BTreeSet<Name>, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
         let places = self.map.read().table.segments().get(&id).map(|segment| segment.place.clone()).unwrap_or_default();
         let [first, second] = places.as_slice() else { return Ok(true) };
-        let living = self.living_by_headers(id)?;
         let mut damaged: [Damages; 2] = [0, 1].map(|_| living.iter().map(|name| (*name, (Damage::Header, None))).collect());
         for (copy, damaged) in damaged.iter_mut().enumerate() {
             let mut go_on = true;

@@ -52,17 +52,28 @@ impl Store {
         self.twice.load(Ordering::Acquire)
     }
 
-    /// From now on metadata is written twice; what there is gets its second copies by cleaning. Answers whether anything is new. Programs that do not know
-    /// of copies cannot import the pool any more.
+    /// Whether file systems that are made now have names of neighbouring numbers side by side.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.near.load(Ordering::Acquire)
+    }
+
+    /// From now on the pool has everything that this program knows: metadata is written twice, and what there is gets its second copies by cleaning; new file
+    /// systems have names of neighbouring numbers side by side. Answers whether anything is new. Programs that do not know of it cannot import the
+    /// pool any more.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
     pub fn upgrade(&self, time: u64) -> Result<bool> {
-        if self.is_twice() {
+        if self.is_twice() && self.is_near() {
             return Ok(false);
         }
         // The labels first: nothing lies twice in a pool that does not say so.
-        self.relabel(time, |identity| identity.incompatible |= Identity::TWICE)?;
+        self.relabel(time, |identity| identity.incompatible |= Identity::TWICE | Identity::NEAR)?;
+        self.near.store(true, Ordering::Release);
+        if self.is_twice() {
+            return Ok(true);
+        }
         self.twice.store(true, Ordering::Release);
         for appender in [&self.metadata, &self.survivors, &self.metadata_survivors] {
             let mut full = Vec::new();
@@ -148,7 +159,7 @@ impl Store {
         let segments = map.table.segments();
         let found = mixed.get_or_insert_with(|| {
             let trees = segments.values().filter(|segment| segment.stream == Stream::Metadata);
-            let held = trees.flat_map(|segment| segment.moved.values().map(|(to, _)| *to)).collect::<BTreeSet<u32>>();
+            let held = trees.flat_map(|segment| segment.moved.iter().map(|(_, (to, _))| to)).collect::<BTreeSet<u32>>();
             held.into_iter().filter(|id| segments.get(id).is_some_and(|segment| segment.stream == Stream::Survivors)).collect()
         });
         found.retain(|id| segments.get(id).is_some_and(|segment| segment.live_frames > 0));

@@ -111,7 +111,7 @@ impl Store {
         let total: u64 = devices.iter().map(|device| device.length()).sum();
         let identity = Identity {
             revision: 1,
-            incompatible: if new.twice { Identity::TWICE } else { 0 },
+            incompatible: Identity::NEAR | if new.twice { Identity::TWICE } else { 0 },
             read_only_compatible: 0,
             compatible: 0,
             pool: new.guid,
@@ -370,6 +370,7 @@ impl Store {
             survivors,
             metadata_survivors,
             twice: AtomicBool::new(identity.incompatible & Identity::TWICE != 0),
+            near: AtomicBool::new(identity.incompatible & Identity::NEAR != 0),
             half: Default::default(),
             giving: Mutex::new(()),
             durable: AtomicU64::new(root.txg.0),
@@ -384,6 +385,7 @@ impl Store {
             watcher: Default::default(),
             ahead: super::streaming::Ahead::default(),
             behind: super::behind::Behind::default(),
+            packers: super::packers::Packers::default(),
         })
     }
 }

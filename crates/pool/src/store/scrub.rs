@@ -2,7 +2,7 @@
 //!
 //! Callers: `nacre pool scrub` and `nacre pool inspect` through the level above; the cleaner. No tree is needed: headers name frames and owners.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::checksum;
@@ -20,6 +20,13 @@ use super::{Result, Store};
 
 /// How much of a segment is read at once, bytes.
 const WINDOW: usize = 4 << 20;
+
+/// How far a segment was written at some moment.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    frames: u32,
+    bytes: u32,
+}
 
 /// A frame met on a walk.
 pub(super) struct Walked<'a> {
@@ -191,23 +198,33 @@ impl Store {
     }
 
     fn scrub_segment(&self, id: u32, visit: &mut dyn FnMut(&Checked) -> bool) -> Result<bool> {
-        let places = self.map.read().table.segments().get(&id).map_or(0, |segment| segment.place.len());
+        let Some((device, lives, written, places, stream)) = self.map.read().table.segments().get(&id).map(|segment| {
+            let device = segment.place.first().map_or(0, |place| place.device);
+            let written = Written { frames: segment.frames, bytes: segment.bytes };
+            (device, segment.live_frames as usize, written, segment.place.len(), segment.stream)
+        }) else {
+            return Ok(true);
+        };
         if places > 1 {
-            return self.scrub_twice(id, visit);
+            let living = self.living_by_headers(id)?;
+            self.wait_written(stream)?;
+            return self.scrub_twice(id, &living, visit);
         }
+        self.wait_written(stream)?;
         let mut go_on = true;
-        let (device, lives) = self
-            .map
-            .read()
-            .table
-            .segments()
-            .get(&id)
-            .map_or((0, 0), |segment| (segment.place.first().map_or(0, |place| place.device), segment.live_frames as usize));
-        let mut found = BTreeSet::new();
+        let (mut found, mut met) = (BTreeSet::new(), BTreeMap::new());
         self.walk(id, 0, false, &mut |frame| {
             let Pointer { segment, index, .. } = frame.header.pointer;
-            let alive = || self.map.read().table.lives_at(segment, index, id, frame.offset / Pointer::UNIT);
-            if !alive() || !found.insert((segment, index)) {
+            let units = frame.offset / Pointer::UNIT;
+            if frame.offset >= written.bytes {
+                return Ok(true);
+            }
+            let alive = || self.map.read().table.lives_at(segment, index, id, units);
+            if !alive() {
+                met.insert((segment, index), units);
+                return Ok(true);
+            }
+            if !found.insert((segment, index)) {
                 return Ok(true);
             }
             let damage = check(&frame).filter(|_| alive());
@@ -225,7 +242,12 @@ impl Store {
         })?;
         if go_on && (found.len() != lives || self.lives_in(id) != lives) {
             // Some came or went while we looked, or are not to be found by their headers. Only now their names are asked for, which takes long.
-            for name in self.living(id).difference(&found) {
+            for name in self.living_of(id, written).difference(&found) {
+                // Frames that move are in their new segment before the table says that they live there.
+                let came = |units: &u32| self.map.read().table.lives_at(name.0, name.1, id, *units);
+                if met.get(name).is_some_and(came) {
+                    continue;
+                }
                 let damage = Some(Damage::Header);
                 let lost = Checked { name: *name, owner: None, header: None, bytes: 0, device, damage, mended: false };
                 if !visit(&lost) {
@@ -234,6 +256,18 @@ impl Store {
             }
         }
         Ok(go_on)
+    }
+
+    /// Waits until what the table knows now of a stream is on the devices: it knows frames before the threads that write have come to them.
+    fn wait_written(&self, stream: Stream) -> Result<()> {
+        let appender = match stream {
+            Stream::Metadata => &self.metadata,
+            Stream::Data => &*self.data,
+            Stream::Survivors => &self.survivors,
+            Stream::MetadataSurvivors => &self.metadata_survivors,
+            Stream::Table => return Ok(()),
+        };
+        if appender.wait_settled() { Ok(()) } else { self.usable() }
     }
 
     fn lives_in(&self, id: u32) -> usize {
@@ -263,14 +297,23 @@ impl Store {
 
     /// The names of all committed frames that live in a segment.
     pub(super) fn living(&self, id: u32) -> BTreeSet<(u32, u32)> {
+        self.living_of(id, Written { frames: u32::MAX, bytes: u32::MAX })
+    }
+
+    /// The same of those that were in the segment when so much of it was written.
+    fn living_of(&self, id: u32, written: Written) -> BTreeSet<(u32, u32)> {
         let map = self.map.read();
         let segments = map.table.segments();
         match segments.get(&id) {
             Some(segment) if segment.stream.is_of_moved() => {
-                let moved = segments.iter().flat_map(|(of, segment)| segment.moved.iter().map(move |(index, (to, _))| (*of, *index, *to)));
-                moved.filter(|(_, _, to)| *to == id).map(|(of, index, _)| (of, index)).collect()
+                let here = |(to, offset): (u32, u32)| to == id && u64::from(offset) * u64::from(Pointer::UNIT) < u64::from(written.bytes);
+                let moved = segments.iter().flat_map(|(of, segment)| segment.moved.iter().map(move |(index, place)| (*of, index, place)));
+                moved.filter(|(_, _, place)| here(*place)).map(|(of, index, _)| (of, index)).collect()
             }
-            Some(segment) => (0..segment.frames).filter(|index| !segment.dead.get(*index)).map(|index| (id, index)).collect(),
+            Some(segment) => {
+                let frames = segment.frames.min(written.frames);
+                (0..frames).filter(|index| !segment.dead.get(*index)).map(|index| (id, index)).collect()
+            }
             None => BTreeSet::new(),
         }
     }
@@ -334,7 +377,7 @@ impl Store {
         let map = self.map.read();
         let mut alive = std::collections::HashSet::new();
         for (id, segment) in map.table.segments() {
-            alive.extend(segment.moved.keys().map(|index| (*id, *index)));
+            alive.extend(segment.moved.iter().map(|(index, _)| (*id, index)));
             if !segment.stream.is_of_moved() {
                 alive.extend((0..segment.frames).filter(|index| !segment.dead.get(*index)).map(|index| (*id, index)));
             }

@@ -8,15 +8,13 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::{Result, Store, packers};
+use super::{Result, Store};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
-use crate::pointer::{Compression, Pointer};
+use crate::pointer::Pointer;
 use crate::segment::slots;
 
-/// From so many bytes of packed frames on, two threads unpack.
-const WORTH_A_THREAD: usize = 512 << 10;
 /// Frames this near to each other are asked for in one request, bytes.
 const NEAR: u64 = 64 << 10;
 /// Requests that wait for the thread; what comes beyond is not asked for ahead.
@@ -118,23 +116,9 @@ impl Store {
         }
     }
 
-    /// Reads frames to where they are wanted.
+    /// Reads frames to where they are wanted. By one thread: a stream's requests come several at a time, and each has its own.
     pub(super) fn read_wanted(&self, wanted: &mut [Wanted<'_>]) -> Result<()> {
-        let packed = |wanted: &Wanted<'_>| if wanted.pointer.compression == Compression::Off { 0 } else { wanted.target.len() };
-        let bytes: usize = wanted.iter().map(packed).sum();
-        if bytes < WORTH_A_THREAD || wanted.len() < 2 || packers() < 2 {
-            return wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted));
-        }
-        let (front, back) = wanted.split_at_mut(wanted.len() / 2);
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                roam();
-                back.iter_mut().try_for_each(|wanted| self.read_to(wanted))
-            });
-            let mine = front.iter_mut().try_for_each(|wanted| self.read_to(wanted));
-            let lost = || Err(PoolError::Refused("a thread that unpacked frames is gone".to_owned()));
-            mine.and(other.join().unwrap_or_else(|_| lost()))
-        })
+        wanted.iter_mut().try_for_each(|wanted| self.read_to(wanted))
     }
 
     fn read_to(&self, Wanted { pointer, target }: &mut Wanted<'_>) -> Result<()> {

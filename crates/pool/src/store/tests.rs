@@ -1,5 +1,6 @@
 //! Tests of the store on simulated devices.
 
+mod behind;
 mod copies;
 mod crash;
 mod doubling;
@@ -8,6 +9,8 @@ mod full;
 mod model;
 mod rot;
 mod threads;
+
+use std::sync::OnceLock;
 
 use super::*;
 use crate::device::Simulator;

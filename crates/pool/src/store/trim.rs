@@ -63,13 +63,20 @@ impl Store {
         }
     }
 
-    /// Tells the devices of some freed slots; answers whether there are more.
+    /// Tells the devices of some freed slots; answers whether there are more. Where little else is free, as many as lack
+    /// are given to writers untold first.
     ///
     /// # Errors
     /// [`crate::PoolError::Device`]; the slots are free all the same.
     pub fn trim_step(&self) -> Result<bool> {
+        // Who finds no slot meanwhile waits for this.
+        let _turn = self.trim_turn.lock();
         let (places, more) = {
             let mut map = self.map.write();
+            let spare = cleaner::hurry(map.slots.total()) + SPARE;
+            let lacking = usize::try_from(spare.saturating_sub(map.slots.free())).unwrap_or(usize::MAX).min(map.trimming.len());
+            let given: Vec<_> = map.trimming.drain(..lacking).collect();
+            given.into_iter().for_each(|place| map.slots.release(place));
             let from = map.trimming.len().saturating_sub(TRIMMED_AT_ONCE);
             (map.trimming.split_off(from), from > 0)
         };

@@ -100,7 +100,7 @@ fn options_follow_properties_at_once() {
     world.ok(set("t/a/b", "readonly", "off"));
     assert!(options("t/a").read_only && !options("t/a/b").read_only);
     world.ok(Request::Unmount { what: ToUnmount::Name("t/a/b".to_owned()), force: false });
-    let mount = ToMount { name: Some("t/a/b".to_owned()), words: vec!["ro".to_owned(), "exec".to_owned()], overlay: false };
+    let mount = ToMount { name: Some("t/a/b".to_owned()), words: vec!["ro".to_owned(), "exec".to_owned()], ..ToMount::default() };
     world.ok(Request::Mount(mount));
     assert_eq!(world.value("t/a/b", "readonly"), (Some("on".to_owned()), From::Temporary));
     assert_eq!(world.value("t/a/b", "exec"), (Some("on".to_owned()), From::Temporary));
@@ -116,8 +116,10 @@ fn renaming_moves_mounts() {
     world.ok(create_with("t/a/own", &[("mountpoint", "/own")]));
     let rename = |from: &str, to: &str| ToRename { from: from.to_owned(), to: to.to_owned(), ..ToRename::default() };
     assert_eq!(world.refused(Request::Rename(rename("t/a", "t/x"))).0, "cannot rename 't/a': dataset already exists");
-    assert!(world.refused(Request::Rename(rename("t/a", "t/a/b/c"))).0.contains("cannot be a descendent"));
+    assert!(world.refused(Request::Rename(rename("t/a", "t/a/b/c"))).0.contains("cannot be a descendant"));
     assert_eq!(world.refused(Request::Rename(rename("t/a", "t/no/a"))).0, "cannot rename 't/a': parent does not exist");
+    world.ok(Request::Rename(rename("t/a", "t/a")));
+    assert_eq!(world.refused(Request::Rename(rename("t/no", "t/no"))).0, "cannot open 't/no': dataset does not exist");
     world.ok(Request::Rename(rename("t/a", "t/x/y")));
     let moved = [("t/x", "/nowhere/t/x"), ("t/x/y", "/nowhere/t/x/y"), ("t/x/y/b", "/nowhere/t/x/y/b"), ("t/x/y/own", "/own")];
     assert_eq!(world.mounted(), pairs(&moved));
@@ -133,6 +135,14 @@ fn everything_is_mounted_and_unmounted_in_order() {
     for name in ["t/a", "t/a/b", "t/a/b/c", "t/d"] {
         world.create(name);
     }
+    // What is mounted below goes with it, or all of it stays.
+    let unmount = || Request::Unmount { what: ToUnmount::Name("t/a".to_owned()), force: false };
+    world.mounts.used.lock().insert(world.id("t/a"));
+    assert_eq!(world.run(unmount()).unwrap_err().kind, Kind::Busy);
+    assert_eq!(world.mounted().len(), 4);
+    world.mounts.used.lock().clear();
+    world.ok(unmount());
+    assert_eq!(world.mounted(), pairs(&[("t/d", "/nowhere/t/d")]));
     world.ok(Request::Unmount { what: ToUnmount::All, force: false });
     assert!(world.mounted().is_empty());
     mount_all(&world.pool, &world.mounts, &mut Silent).unwrap();

@@ -34,11 +34,25 @@ impl Pool {
     /// # Errors
     /// Besides, [`PoolError::Property`] for a property that snapshots cannot have.
     pub fn snapshot_with(&self, wanted: &[(u64, String)], properties: &[(String, String)]) -> Result<Txg, PoolError> {
+        self.snapshot_at(wanted, properties, &mut || {})
+    }
+
+    /// As [`Self::snapshot_with`]; `frozen` is called when what happens from then on is in none of them, some time before they are durable.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn snapshot_at(
+        &self,
+        wanted: &[(u64, String)],
+        properties: &[(String, String)],
+        frozen: &mut dyn FnMut(),
+    ) -> Result<Txg, PoolError> {
         let mut rows = Vec::new();
         for (name, value) in properties {
             rows.push(snapshot_row(name, &Setting::Local(value.clone()))?);
         }
-        self.commit_with(|admin, txg| {
+        let mut admin = self.admin.lock();
+        self.commit_frozen(&mut admin, frozen, |admin, txg| {
             let mut seen = std::collections::HashSet::new();
             for (id, name) in wanted {
                 if !seen.insert(*id) {
@@ -46,6 +60,10 @@ impl Pool {
                 }
                 if admin.catalog.snapshot_named(*id, name)?.is_some() {
                     return refused(format!("snapshot '@{name}' exists already"));
+                }
+                let lacking = self.datasets.read().get(id).and_then(|dataset| dataset.files().lacks_at(txg));
+                if let Some(error) = lacking {
+                    return refused(format!("what was written to a file cannot be stored: {error}"));
                 }
             }
             let ids: Vec<u64> = wanted.iter().map(|(id, _)| *id).collect();

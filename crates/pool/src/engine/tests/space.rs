@@ -621,3 +621,22 @@ fn a_range_is_shared_and_both_files_go_their_ways() {
     drop((to, dataset, pool));
     check(&reopen(&storage), &storage);
 }
+
+#[test]
+fn what_is_refused_in_the_middle_takes_no_room() {
+    let (storage, pool) = small(1 << 30);
+    let top = pool.root().unwrap();
+    let properties = vec![("refquota".to_owned(), "1M".to_owned())];
+    let home = pool.create_dataset(&NewDataset { parent: top, name: "home".to_owned(), properties }).unwrap();
+    let dataset = pool.dataset(home).unwrap();
+    let value = |seed: u32| (0..60_000_u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8).collect::<Vec<_>>();
+    let new = |parent: &ParentView| {
+        let attributes = (0..40).map(|at| (format!("user.{at}").into_bytes(), value(at))).collect();
+        Ok(NewInode { row: Row::new(FileType::Directory, 0o755, parent.now), target: None, attributes })
+    };
+    let root = dataset.files().root();
+    assert!(matches!(dataset.files().make(&root, b"d", b"", &new), Err(FileError::Quota)));
+    assert!(matches!(dataset.files().make_nameless(&root, b"", true, &new), Err(FileError::Quota)));
+    assert!(dataset.files().look_up(&root, b"d").is_err());
+    check(&pool, &storage);
+}

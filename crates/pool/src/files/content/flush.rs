@@ -110,6 +110,7 @@ impl<T: Table> Files<T> {
             return Ok(self.set_apart(txg, inode, edited, error));
         }
         inode.apart.lock().take_if(|apart| !apart.lost);
+        self.note_stored(inode.number());
         self.forget_dirty(inode);
         self.finish(inode, edited);
         Ok(Flushed::Whole)
@@ -136,6 +137,11 @@ impl<T: Table> Files<T> {
                 apart.lost
             })
         };
+        if given_up {
+            self.note_lost(txg, inode.number(), &error);
+        } else {
+            self.note_unstored(inode.number(), &error);
+        }
         if let Some(active) = edited.active.as_mut() {
             active.changed = true;
             if given_up {

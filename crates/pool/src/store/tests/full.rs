@@ -188,6 +188,51 @@ fn freed_slots_are_given_back_to_their_device_before_they_are_used_again() {
 }
 
 #[test]
+fn where_little_is_free_it_is_for_writers() {
+    let sims = simulators(1, 64 * MIB);
+    let store = create(&sims);
+    store.set_autotrim(true);
+    let spare = crate::segment::cleaner::hurry(store.map.read().slots.total()) + 8;
+    let mut pointers = Vec::new();
+    // Trees' nodes may take what ordinary content may not.
+    while store.map.read().slots.free() >= spare {
+        let number = pointers.len() as u64;
+        pointers.push(store.write(&frame(Stream::Metadata, 1, &block(number, 60_000), 1)).unwrap());
+    }
+    commit(&store, 1).unwrap();
+    assert!(store.map.read().slots.free() < spare);
+    pointers.drain(..pointers.len() / 4).for_each(|pointer| store.free(&pointer, Txg(2)));
+    for txg in 2..8 {
+        commit(&store, txg).unwrap();
+        if !store.map.read().trimming.is_empty() {
+            break;
+        }
+    }
+    let waiting = store.map.read().trimming.clone();
+    assert!(!waiting.is_empty());
+    let start = slots::start(waiting[0], store.slot()) as usize;
+    let before = sims[0].bytes()[start..start + 60_000].to_vec();
+    let free = store.map.read().slots.free();
+    while store.trim_step().unwrap() {}
+    assert!(store.map.read().trimming.is_empty());
+    assert_eq!(store.map.read().slots.free(), free + waiting.len() as u64);
+    assert_eq!(sims[0].bytes()[start..start + 60_000], before[..], "the device was told");
+
+    // Where much has become free, only what lacks is kept from the device.
+    pointers.drain(..).for_each(|pointer| store.free(&pointer, Txg(8)));
+    for txg in 8..14 {
+        commit(&store, txg).unwrap();
+    }
+    let (waiting, free) = (store.map.read().trimming.clone(), store.map.read().slots.free());
+    assert!(waiting.len() as u64 > spare, "{} of {spare}", waiting.len());
+    while store.trim_step().unwrap() {}
+    let bytes = sims[0].bytes();
+    let told =
+        waiting.iter().filter(|place| bytes[slots::start(**place, store.slot()) as usize..][..60_000].iter().all(|byte| *byte == 0xdb));
+    assert!(told.count() as u64 >= waiting.len() as u64 - spare.saturating_sub(free));
+}
+
+#[test]
 fn a_device_is_told_of_what_is_free_and_of_nothing_else() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);

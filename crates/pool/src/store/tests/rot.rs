@@ -56,6 +56,37 @@ fn every_flipped_bit_is_found_and_named() {
 }
 
 #[test]
+fn what_comes_goes_and_moves_while_a_scrub_looks_is_not_called_damaged() {
+    for twice in [false, true] {
+        let sims = simulators(1, 64 * MIB);
+        let store = Store::create(devices(&sims), &NewPool { twice, ..new_pool() }).unwrap().0;
+        let mut frames: Vec<_> = (0..200u64).map(|number| put(&store, 1, number, 3000).unwrap()).collect();
+        commit(&store, 1).unwrap();
+        let (mut seen, mut txg) = (0u64, 1);
+        store
+            .scrub(&mut |checked| {
+                assert_eq!(checked.damage, None, "{:?}, two places: {twice}", checked.name);
+                seen += 1;
+                if seen % 7 == 1 {
+                    txg += 1;
+                    // The open segments grow, some of what was there goes, and some moves to a segment of survivors, which grows as well.
+                    frames.extend((0..5).map(|number| put(&store, txg, txg * 10 + number, 3000).unwrap()));
+                    store.free(&frames.remove((txg as usize * 3) % frames.len()), Txg(txg));
+                    let from = frames[(txg as usize * 5) % frames.len()].segment;
+                    if txg.is_multiple_of(4) {
+                        store.move_out_for_tests(from, MIB, &mut Cleaned::default()).unwrap();
+                    }
+                    commit(&store, txg).unwrap();
+                }
+                seen < 400
+            })
+            .unwrap();
+        assert!(txg > 5, "the scrub was over too early");
+        assert!(frames.iter().all(|pointer| store.read(pointer).is_ok()));
+    }
+}
+
+#[test]
 fn damaged_frames_are_not_moved_and_the_others_are() {
     let sims = simulators(1, 64 * MIB);
     let store = create(&sims);

@@ -1,0 +1,335 @@
+//! Packing of frames before they are written: by whoever brings them, and by threads that are there for it.
+//!
+//! Callers: the store as [`Frames`](crate::frames::Frames). Invariants:
+//! - No lock is held while anything is packed, and nothing is taken of the pool.
+//! - Whoever brings frames packs them from the front himself; from the back he lends copies to the threads, as long as at most [`WAITING`] wait there: a
+//!   thread always has the next one, and what none has begun when he gets there he takes back. So nobody waits but for what is being packed.
+//! - What a thread loses is packed by whoever lent it.
+//! - The threads end with the store.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::streaming::roam;
+use super::{Result, Store};
+use crate::checksum;
+use crate::error::PoolError;
+use crate::frames::{NewFrame, Packed, Packing};
+use crate::packing;
+use crate::pointer::{ChecksumKind, Compression, Pointer};
+
+/// From so many bytes on, several threads pack.
+const WORTH_A_THREAD: usize = 512 << 10;
+/// Groups that wait at most, for each thread.
+const WAITING: usize = 3;
+/// Frames that are lent together.
+const GROUP: usize = 2;
+/// Buffers kept for the next groups, and what one of them is long at most, bytes.
+const SPARE: (usize, usize) = (4, 1 << 20);
+
+/// How many processors there are to pack and unpack on, 8 at most. Those of the whole process: the threads that serve requests are bound to one each.
+pub(super) fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    let count = || {
+        let all = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).map(|all| all.count() as usize);
+        all.unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, std::num::NonZero::get)).clamp(1, 8)
+    };
+    *PROCESSORS.get_or_init(count)
+}
+
+/// What becomes of a content.
+type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
+
+fn pack_group(packing: Packing, checksum: ChecksumKind, contents: &[&[u8]]) -> Vec<Content> {
+    contents.iter().map(|content| (checksum::content(checksum, content), packing::pack(packing, content))).collect()
+}
+
+/// Copies of contents, for a thread to pack.
+struct Job {
+    lender: Arc<Lender>,
+    /// Which group of the lender's it is.
+    group: usize,
+    bytes: Vec<u8>,
+    lengths: Vec<usize>,
+    packing: Packing,
+    checksum: ChecksumKind,
+}
+
+/// Somebody who has lent groups.
+#[derive(Default)]
+struct Lender {
+    /// What came back; nothing where it was lost.
+    back: Mutex<Vec<(usize, Vec<Content>)>>,
+    changed: Condvar,
+}
+
+impl Job {
+    /// Packs it; answers its buffer.
+    fn run(mut self) -> Vec<u8> {
+        let mut rest = &*self.bytes;
+        let mut contents = Vec::with_capacity(self.lengths.len());
+        for length in &self.lengths {
+            let Some((content, behind)) = rest.split_at_checked(*length) else { break };
+            contents.push(content);
+            rest = behind;
+        }
+        let packed = pack_group(self.packing, self.checksum, &contents);
+        self.give_back(packed);
+        std::mem::take(&mut self.bytes)
+    }
+
+    fn give_back(&mut self, packed: Vec<Content>) {
+        self.lengths.clear();
+        self.lender.back.lock().push((self.group, packed));
+        self.lender.changed.notify_one();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Whoever waits for it must not wait forever.
+        if !self.lengths.is_empty() {
+            self.give_back(Vec::new());
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    /// How many may wait.
+    most: usize,
+    jobs: VecDeque<Job>,
+    /// Room that somebody is copying to.
+    coming: usize,
+    spare: Vec<Vec<u8>>,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn work(&self) {
+        roam();
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                let mut bytes = job.run();
+                queue = self.queue.lock();
+                if queue.spare.len() < SPARE.0 && bytes.capacity() <= SPARE.1 {
+                    bytes.clear();
+                    queue.spare.push(bytes);
+                }
+            } else if queue.ended {
+                return;
+            } else {
+                self.changed.wait(&mut queue);
+            }
+        }
+    }
+
+    /// Lends a group, where there is room for it.
+    fn lend(&self, lender: &Arc<Lender>, group: usize, frames: &[NewFrame<'_>]) -> bool {
+        let Some(first) = frames.first() else { return false };
+        let mut bytes = {
+            let mut queue = self.queue.lock();
+            if queue.jobs.len() + queue.coming >= queue.most {
+                return false;
+            }
+            queue.coming += 1;
+            queue.spare.pop().unwrap_or_default()
+        };
+        let lengths = frames.iter().map(|frame| frame.content.len()).collect();
+        frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
+        let job = Job { lender: Arc::clone(lender), group, bytes, lengths, packing: first.packing, checksum: first.checksum };
+        let mut queue = self.queue.lock();
+        queue.coming -= 1;
+        queue.jobs.push_back(job);
+        drop(queue);
+        self.changed.notify_one();
+        true
+    }
+
+    /// Takes back what nobody has begun.
+    fn take_back(&self, lender: &Arc<Lender>) -> Vec<Job> {
+        let mut queue = self.queue.lock();
+        let all = std::mem::take(&mut queue.jobs);
+        let (mine, others): (Vec<Job>, VecDeque<Job>) = all.into_iter().fold(Default::default(), |(mut mine, mut others), job| {
+            if Arc::ptr_eq(&job.lender, lender) {
+                mine.push(job)
+            } else {
+                others.push_back(job)
+            }
+            (mine, others)
+        });
+        queue.jobs = others;
+        mine
+    }
+}
+
+/// The threads that pack.
+#[derive(Default)]
+pub(super) struct Packers {
+    running: OnceLock<Running>,
+    /// What came last did pack.
+    hope: AtomicBool,
+}
+
+struct Running {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Packers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Packers").field(&self.running.get().is_some()).finish()
+    }
+}
+
+impl Running {
+    fn start() -> Self {
+        let shared = Arc::new(Shared::default());
+        let start = |_| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name("pool-pack".to_owned()).spawn(move || shared.work()).ok()
+        };
+        // Whoever brings frames is one more.
+        let threads: Vec<_> = (1..processors()).filter_map(start).collect();
+        shared.queue.lock().most = threads.len() * WAITING;
+        Self { shared, threads }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.queue.lock().ended = true;
+        self.shared.changed.notify_all();
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Packers {
+    /// The threads, where there are any.
+    fn running(&self) -> Option<&Running> {
+        Some(self.running.get_or_init(Running::start)).filter(|running| !running.threads.is_empty())
+    }
+}
+
+impl Running {
+    /// Packs groups of frames, with the threads.
+    fn pack(&self, groups: &[&[NewFrame<'_>]]) -> Vec<Vec<Content>> {
+        let lender = Arc::new(Lender::default());
+        let mut done: Vec<Vec<Content>> = groups.iter().map(|_| Vec::new()).collect();
+        let (mut front, mut back, mut lent) = (0, groups.len(), 0);
+        while front < back {
+            let last = groups.get(back - 1).copied().unwrap_or_default();
+            if front + 1 < back && self.shared.lend(&lender, back - 1, last) {
+                (back, lent) = (back - 1, lent + 1);
+                continue;
+            }
+            if let (Some(place), Some(group)) = (done.get_mut(front), groups.get(front)) {
+                *place = pack_frames(group);
+            }
+            front += 1;
+        }
+        for mut job in self.shared.take_back(&lender) {
+            lent -= 1;
+            job.lengths.clear();
+        }
+        let came = {
+            let mut came = lender.back.lock();
+            while came.len() < lent {
+                lender.changed.wait(&mut came);
+            }
+            std::mem::take(&mut *came)
+        };
+        for (group, packed) in came {
+            if let Some(place) = done.get_mut(group) {
+                *place = packed;
+            }
+        }
+        // What was taken back, or lost.
+        for (place, group) in done.iter_mut().zip(groups) {
+            if place.len() != group.len() {
+                *place = pack_frames(group);
+            }
+        }
+        done
+    }
+}
+
+/// Packs frames that are packed and checked alike.
+fn pack_frames(frames: &[NewFrame<'_>]) -> Vec<Content> {
+    let Some(first) = frames.first() else { return Vec::new() };
+    let contents: Vec<&[u8]> = frames.iter().map(|frame| frame.content).collect();
+    pack_group(first.packing, first.checksum, &contents)
+}
+
+impl Store {
+    /// Checks and packs a frame; takes nothing of the pool yet.
+    pub(super) fn pack(&self, frame: &NewFrame<'_>) -> Result<Packed> {
+        self.check_new(frame)?;
+        let checksum = checksum::content(frame.checksum, frame.content);
+        Ok(packed(frame, (checksum, packing::pack(frame.packing, frame.content))))
+    }
+
+    fn check_new(&self, frame: &NewFrame<'_>) -> Result<()> {
+        self.usable()?;
+        let logical = frame.content.len();
+        if logical == 0 || logical as u64 > self.largest_frame() {
+            return Err(PoolError::Refused(format!("a frame of {logical} bytes; 1 to {} are possible here", self.largest_frame())));
+        }
+        Ok(())
+    }
+
+    /// Packs frames. What does not pack is no work for several: where nothing of what came before has packed, the first are tried alone.
+    pub(super) fn pack_each(&self, frames: &[NewFrame<'_>]) -> Vec<Result<Packed>> {
+        let alike = |one: &NewFrame<'_>, next: &NewFrame<'_>| (one.packing, one.checksum) == (next.packing, next.checksum);
+        let is_one_kind = frames.windows(2).all(|pair| matches!(pair, [one, next] if alike(one, next)));
+        if frames.len() < 2 || !is_one_kind || frames.iter().any(|frame| self.check_new(frame).is_err()) {
+            return frames.iter().map(|frame| self.pack(frame)).collect();
+        }
+        let groups: Vec<&[NewFrame<'_>]> = frames.chunks(GROUP).collect();
+        let bytes: usize = frames.iter().map(|frame| frame.content.len()).sum();
+        let tried = usize::from(!self.packers.hope.load(Ordering::Relaxed)).min(groups.len());
+        let (first, others) = groups.split_at(tried);
+        let mut done: Vec<Vec<Content>> = first.iter().map(|group| pack_frames(group)).collect();
+        let packs = |done: &[Vec<Content>]| done.iter().flatten().any(|(_, stored)| stored.is_some());
+        let several = bytes >= WORTH_A_THREAD && (first.is_empty() || packs(&done));
+        match if several { self.packers.running() } else { None } {
+            Some(running) => done.extend(running.pack(others)),
+            None => done.extend(others.iter().map(|group| pack_frames(group))),
+        }
+        self.packers.hope.store(packs(&done), Ordering::Relaxed);
+        frames.iter().zip(done.into_iter().flatten()).map(|(frame, content)| Ok(packed(frame, content))).collect()
+    }
+}
+
+fn packed(frame: &NewFrame<'_>, (checksum, stored): Content) -> Packed {
+    let (compression, stored) = stored.unzip();
+    let logical = frame.content.len();
+    let pointer = Pointer {
+        segment: 0,
+        index: 0,
+        offset: 0,
+        stored: stored.as_ref().map_or(logical, Vec::len) as u32,
+        logical: logical as u32,
+        kind: frame.kind,
+        compression: compression.unwrap_or(Compression::Off),
+        checksum_kind: frame.checksum,
+        birth: frame.birth,
+        checksum,
+    };
+    Packed { pointer, stored }
+}
+
+#[cfg(test)]
+mod tests;
