@@ -181,7 +181,7 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     let bytes = |property: &str| size(property).parse::<u64>().unwrap();
     let (before, kept) = (bytes("size"), vec![7; 20 << 20]);
     fs::write(at.join("kept"), &kept).unwrap();
-    assert!(yard.refused(&["pool", "online", &name]).contains("-e"));
+    assert!(yard.refused(&["pool", "online", &name]).contains("missing"));
     assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).contains("no such device in pool"));
     // While it is imported, when it is told to.
     fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512 << 20).unwrap();
