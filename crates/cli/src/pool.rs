@@ -19,6 +19,7 @@ mod mount_point;
 mod mounts;
 pub mod order;
 mod process;
+mod processors;
 pub mod run;
 mod snapshot_directory;
 pub mod start;

@@ -143,7 +143,8 @@ impl Pool {
             if !wide && often && held >= pace.begin && self.holds_trees(held) {
                 wide = true;
                 let pace = pace.wide();
-                self.share_memory(pace, cache.saturating_sub(pace.most).max(cache / 4));
+                // While a commit writes what it has taken, as much is held anew.
+                self.share_memory(pace, cache.saturating_sub(pace.most + pace.begin).max(cache / 4));
                 continue;
             }
             if wide && woken == Woken::Time && held < pace.begin {
