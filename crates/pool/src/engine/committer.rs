@@ -64,7 +64,7 @@ const CHORES_EVERY: Duration = Duration::from_millis(500);
 const CHORES_SHARE: u32 = 2;
 /// Commits that come faster than this because of much in memory come too often.
 const TOO_OFTEN: Duration = Duration::from_secs(1);
-/// After a commit of so much the allocator is told to give memory back, bytes.
+/// After growing by so much the allocator is told to give back what is free, bytes.
 const WORTH_GIVING_BACK: u64 = 16 << 20;
 /// Between two commits that free what was destroyed.
 const FREEING_EVERY: Duration = Duration::from_millis(20);
@@ -157,10 +157,8 @@ impl Pool {
                     if more == Work::More {
                         wait = FREEING_EVERY;
                     }
-                    if held > WORTH_GIVING_BACK {
-                        // What was held in small pieces is free now, and the allocator would keep it.
-                        nacre_sys::memory::trim();
-                    }
+                    // What was held in small pieces is free now, and the allocator would keep it.
+                    nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
                 }
                 Err(error) => {
                     // It has been told to everybody who waits, and is kept for whoever asks.
@@ -199,6 +197,8 @@ impl Pool {
                     Work::None
                 }
             };
+            // Neither commits nor chores alone see all that becomes free.
+            nacre_sys::memory::trim_grown(WORTH_GIVING_BACK);
             // Chores take a part of the time only, unless nothing is to be done at all.
             let pause = if more == Work::More { (began.elapsed() * CHORES_SHARE).min(CHORES_EVERY) } else { CHORES_EVERY };
             self.throttle.pause(pause);
