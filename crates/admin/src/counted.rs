@@ -4,8 +4,9 @@
 //! how many threads are in one.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use nacre_pool::device::Device;
@@ -120,6 +121,8 @@ pub struct Counted {
     device: Arc<dyn Device>,
     counters: Counters,
     failing: Arc<Failing>,
+    /// That its file was deleted is in the log.
+    told: AtomicBool,
 }
 
 impl std::fmt::Debug for Counted {
@@ -140,7 +143,7 @@ impl Counted {
     /// Begins to count.
     #[must_use]
     pub fn new(device: Arc<dyn Device>, failing: Arc<Failing>) -> Self {
-        Self { device, counters: Counters::default(), failing }
+        Self { device, counters: Counters::default(), failing, told: AtomicBool::new(false) }
     }
 
     /// What was counted so far.
@@ -260,6 +263,12 @@ impl Device for Counted {
         let (synced, time) = self.timed(Request::Sync, 0, || self.device.sync());
         add(&self.counters.syncs, 1);
         add(&self.counters.sync_time, time);
+        if self.device.deleted().is_some() && !self.told.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                device = self.device.name(),
+                "the file was deleted: what is in the pool is lost when it is let go (pool status)"
+            );
+        }
         self.failing(&self.counters.write_errors, synced).inspect_err(|error| self.failing.failed(self.device.name(), error))
     }
 
@@ -270,6 +279,14 @@ impl Device for Counted {
 
     fn can_discard(&self) -> bool {
         self.device.can_discard()
+    }
+
+    fn deleted(&self) -> Option<PathBuf> {
+        self.device.deleted()
+    }
+
+    fn is_anybodys(&self) -> bool {
+        self.device.is_anybodys()
     }
 
     fn expect(&self, offset: u64, length: u64) {

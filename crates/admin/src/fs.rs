@@ -167,7 +167,7 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
         Request::Set(what) => setting::set(pool, mounts, &what).map(Answer::Done),
         Request::Mounted => mounting::list(pool, mounts).map(Answer::Mounted),
         Request::Mount(what) => mounting::mount(pool, mounts, &what).map(Answer::Done),
-        Request::Unmount { what, force } => mounting::unmount(pool, mounts, &what, force).map(done),
+        Request::Unmount { what, force } => mounting::unmount_asked(pool, mounts, &what, force).map(Answer::Done),
         Request::Snapshot(what) => making::snapshot(pool, mounts, &what).map(done),
         Request::RollBack(what) => rolling::roll_back(pool, mounts, &what).map(done),
         Request::Promote(name) => renaming::promote(pool, mounts, &name).map(done),

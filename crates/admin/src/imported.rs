@@ -11,6 +11,7 @@ use nacre_pool::device::Device;
 use nacre_pool::engine::{Committer, Durable, Edit, Entropy, Ground, NewDataset, Pace, Pool, Setting};
 use nacre_pool::files::Clock;
 use nacre_pool::label::Root;
+use nacre_pool::properties::spelling;
 use nacre_pool::rows::Timestamp;
 use nacre_pool::store::{Access, Import, LogArea, NewPool, Store};
 use nacre_pool::{PoolError, Txg};
@@ -95,11 +96,11 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Not the clock that moves once a tick, which the kernel's own file systems take their times from: `diff` tells by the times of inodes what has changed
-/// since a snapshot, and two changes may lie within one tick.
+/// The clock that the kernel takes times from, where it keeps those of files itself: one that moves once a tick. With another one files would be born after they
+/// were first written to.
 fn clock() -> Clock {
     Arc::new(|| {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         // Nanoseconds are below one thousand million.
         Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
     })
@@ -130,18 +131,22 @@ fn plain(devices: &[Arc<Counted>]) -> Vec<Arc<dyn Device>> {
 }
 
 impl Imported {
-    /// Makes a pool; what was on the devices is lost.
+    /// Makes a pool; what was on the devices is lost. Of the properties of its own file system those take effect that are for good (which names are the
+    /// same); [`Self::set_up`] sets the others.
     ///
     /// # Errors
     /// Those of the engine: devices that are too short, that fail.
-    pub fn create(devices: Vec<Arc<dyn Device>>, name: &str, opening: Opening) -> Result<Self, Refusal> {
+    pub fn create(devices: Vec<Arc<dyn Device>>, name: &str, root: &[(String, String)], opening: Opening) -> Result<Self, Refusal> {
         let doing = || format!("cannot create '{name}'");
+        let for_good: Vec<(String, String)> = root.iter().filter(|(name, _)| spelling::is_one(name)).cloned().collect();
+        spelling::check(&for_good).map_err(|error| Refusal::new(Kind::Invalid, format!("{}: {error}", doing())))?;
         let failing = Arc::new(Failing::default());
         let devices = counted(devices, &failing);
         let new = NewPool { name: name.to_owned(), guid: (opening.entropy)(), host: opening.host.clone(), time: now(), twice: true };
         let (store, _) = Store::create(plain(&devices), &new).map_err(|error| Refusal::pool(doing(), &error))?;
         let store = Arc::new(store);
-        let pool = Pool::create_owned(ground(&store, &opening, true), name, owner()).map_err(|error| Refusal::pool(doing(), &error))?;
+        let pool = Pool::create_owned(ground(&store, &opening, true), name, owner(), &for_good);
+        let pool = pool.map_err(|error| Refusal::pool(doing(), &error))?;
         let imported = Self::running(Arc::new(pool), store, (devices, failing), false, opening)?;
         Figures::of(&imported)?;
         Ok(imported)
@@ -156,7 +161,7 @@ impl Imported {
         let devices = counted(devices, &failing);
         let import = Import { access, name: name.map(ToOwned::to_owned), host: opening.host.clone(), time: now() };
         let (store, root) = Store::open(plain(&devices), &import)?;
-        let read_only = access == Access::ReadOnly;
+        let read_only = !access.writes();
         if read_only && name.is_some_and(|name| name != store.identity().name) {
             return Err(Refusal::new(Kind::Invalid, "a pool that is imported read-only cannot have another name"));
         }
@@ -273,7 +278,8 @@ impl Imported {
         Ok(())
     }
 
-    /// Sets properties of the pool's own file system and of the pool, as it was made or imported with. Those of the pool are canonical.
+    /// Sets properties of the pool's own file system and of the pool, as it was made or imported with. Those of the pool are canonical; those of the file
+    /// system that are for good it has already.
     ///
     /// # Errors
     /// What is not accepted.
@@ -282,7 +288,7 @@ impl Imported {
         if !root.is_empty() {
             let dataset = self.pool.root()?;
             let edit = |(name, value): &(String, String)| Edit { dataset, name: name.clone(), to: Setting::Local(value.clone()) };
-            let edits: Vec<Edit> = root.iter().map(edit).collect();
+            let edits: Vec<Edit> = root.iter().filter(|(name, _)| !spelling::is_one(name)).map(edit).collect();
             self.pool.set_properties(&edits).map_err(|error| Refusal::pool(doing(), &error))?;
         }
         if !pool.is_empty() {
@@ -346,6 +352,16 @@ impl Imported {
             Some(committer) => committer.stop(),
             None => Ok(()),
         }
+    }
+
+    /// Makes what was done before the call durable, where something was. Nothing, once the pool is being left.
+    ///
+    /// # Errors
+    /// Those of the engine: the pool is suspended.
+    pub fn commit_changes(&self) -> Result<(), PoolError> {
+        // Whoever leaves the pool waits for this, and nothing is written after him.
+        let committer = self.committer.lock();
+        if committer.is_some() { self.pool.commit_changes() } else { Ok(()) }
     }
 
     /// Leaves the pool in order: everything is durable, and anybody may import it. Nothing is accepted afterwards.

@@ -64,11 +64,38 @@ pub trait Mounts: Send + Sync {
     /// Why not.
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal>;
 
+    /// Makes the directory of a mount that is about to be made, where it is missing: what was made goes with [`Mounts::not_mounted`], or with the mount.
+    ///
+    /// # Errors
+    /// Why not: in the words of the mount.
+    fn make_place(&self, _at: &Path, _options: &MountOptions) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// The mounts are not made for which [`Mounts::make_place`] was called.
+    fn not_mounted(&self) {}
+
     /// Unmounts it; nothing where it is not mounted. With `force` even while it is used.
     ///
     /// # Errors
     /// [`Kind::Busy`] while somebody uses it.
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal>;
+
+    /// Whether it could be unmounted now, as far as that can be told without doing it: of one on which nothing else is mounted. Nothing changes.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] while somebody uses it.
+    fn is_free(&self, _: What) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    /// The datasets whose mounts are there, but not to be seen: something was mounted over a directory above them later.
+    fn hidden(&self) -> Vec<u64> {
+        Vec::new()
+    }
+
+    /// Removes the directory of a mount that has left it, where it is empty.
+    fn tidy(&self, at: &Path);
 
     /// Gives a mount other options, where it is mounted.
     ///
@@ -118,6 +145,8 @@ impl Mounts for NoMounts {
     fn unmount(&self, _: What, _: bool) -> Result<(), Refusal> {
         Ok(())
     }
+
+    fn tidy(&self, _: &Path) {}
 
     fn remount(&self, _: What, _: &MountOptions) -> Result<(), Refusal> {
         Ok(())

@@ -267,6 +267,27 @@ pub fn run(pool: &Imported, mounts: &dyn Mounts, request: Request, progress: &mu
 }
 
 /// Leaves the pool for good. Where that cannot be, its file systems are mounted again.
+/// Whether all that is in the pool is there still when it is let go.
+///
+/// # Errors
+/// The file of a device was deleted; how to save what is in it.
+pub fn stays(pool: &Imported) -> Result<(), Refusal> {
+    let name = pool.name();
+    let devices = pool.devices.read();
+    let Some((device, open)) = devices.iter().find_map(|device| Some((device.name(), device.deleted()?))) else { return Ok(()) };
+    let what =
+        format!("cannot export '{name}': '{device}' was deleted: it is there as long as the pool is imported, and lost with the export");
+    Err(Refusal::new(Kind::Busy, what).next(rescue(&name, &open.display().to_string())))
+}
+
+/// What saves a file that was deleted.
+#[must_use]
+pub fn rescue(pool: &str, open: &str) -> String {
+    format!(
+        "While nothing writes to the pool: 'nacre pool sync {pool} && cp --sparse=always {open} NEWFILE',\nthen 'nacre pool export -f {pool} && nacre pool import -d NEWFILE {pool}'"
+    )
+}
+
 fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Result<(), Refusal> {
     let name = pool.name();
     if doing == "destroy" && pool.read_only {
@@ -275,6 +296,9 @@ fn leave(pool: &Imported, mounts: &dyn Mounts, force: bool, doing: &str) -> Resu
     if let Some(why) = pool.suspended().filter(|_| !force) {
         let refusal = Refusal::new(Kind::Io, format!("cannot {doing} '{name}': pool I/O is currently suspended: {why}"));
         return Err(refusal.next("-f lets it go as it was at its last commit"));
+    }
+    if doing == "export" && !force {
+        stays(pool)?;
     }
     let unmounted = fs::unmount_all(pool, mounts, force).and_then(|()| if force { Ok(()) } else { whole(pool, doing) });
     if let Err(refusal) = unmounted {
@@ -331,6 +355,7 @@ fn add(pool: &Imported, paths: &[PathBuf], size: Option<u64>, force: bool) -> Re
     let mut fresh = devices::fresh(paths, size, force)?;
     let least = nacre_pool::store::MINIMUM_DEVICE.max(pool.store.slot() + 2 * nacre_pool::label::ENDS);
     fresh.check_size(&doing, least)?;
+    fresh.try_writing(&doing)?;
     let before = pool.devices.read().len();
     let added = pool.add(fresh.devices());
     // One whose labels could not all be written may be named by those of others.

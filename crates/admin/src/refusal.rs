@@ -74,6 +74,12 @@ impl From<PoolError> for Refusal {
     fn from(error: PoolError) -> Self {
         let mut refusal = Self::pool("", &error);
         refusal.what = error.to_string();
+        if let PoolError::Short { device, wanted, .. } = &error {
+            refusal.kind = Kind::Invalid;
+            refusal.next = format!(
+                "-o readonly=on imports what is there. 'truncate -s {wanted} {device}' makes a file as long again:\nwhat was cut off reads as zeros then, and a scrub tells what is lost by that"
+            );
+        }
         refusal
     }
 }

@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Access;
 
 use crate::failure::{Doing, Failure};
 use crate::report::Report;
@@ -44,6 +46,24 @@ pub struct Exports {
 }
 
 impl Exports {
+    /// Whether every file asked for can be written, before anything is measured. Nothing is made or changed.
+    pub fn check(&self, table: &str) -> Result<(), Failure> {
+        for path in [&self.json, &self.csv, &self.html, &self.markdown].into_iter().flatten() {
+            match fs::OpenOptions::new().append(true).open(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).doing("writing", path)?;
+                }
+                opened => drop(opened.doing("writing", path)?),
+            }
+        }
+        if let Some(path) = self.markdown.as_ref().filter(|path| path.exists()) {
+            let old = fs::read_to_string(path).doing("reading", path)?;
+            markdown::place(&old, table, self.section.as_deref())?;
+        }
+        Ok(())
+    }
+
     /// Writes every file asked for.
     pub fn write(&self, report: &Report) -> Result<(), Failure> {
         if let Some(path) = &self.json {
@@ -197,6 +217,22 @@ mod tests {
         let before = fs::read_to_string(directory.path().join("r.md")).unwrap();
         exports.write(&report()).unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("r.md")).unwrap(), before, "writing again changes nothing");
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_found_before_anything_is_measured() {
+        let directory = tempfile::tempdir().unwrap();
+        let (there, page) = (directory.path().join("r.html"), directory.path().join("r.md"));
+        let html = |path: PathBuf| Exports { html: Some(path), ..Exports::default() }.check("mirror");
+        let markdown = || Exports { markdown: Some(page.clone()), ..Exports::default() }.check("mirror");
+        assert_eq!(html(there.clone()), Ok(()));
+        assert!(!there.exists(), "looking leaves nothing behind");
+        assert!(html(directory.path().to_owned()).is_err(), "a directory is no file");
+        assert!(html(directory.path().join("no/r.html")).is_err());
+        assert_eq!(markdown(), Ok(()));
+        fs::write(&page, "prose <!-- nacre bench mirror: begin -->").unwrap();
+        assert!(markdown().is_err(), "one marker without the other");
+        assert_eq!(fs::read_to_string(&page).unwrap(), "prose <!-- nacre bench mirror: begin -->");
     }
 
     #[test]

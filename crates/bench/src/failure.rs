@@ -1,6 +1,6 @@
-//! The one error type of the bench: a sentence for the person at the terminal.
+//! The one error type of the bench: a sentence for the person at the terminal, and whether the command line is to blame.
 //!
-//! Every module here returns it; nothing outside inspects it, because the only thing a caller can do is print it.
+//! Every module here returns it; `lib.rs` prints it and chooses the exit code.
 
 use std::fmt;
 use std::io;
@@ -8,23 +8,37 @@ use std::path::Path;
 
 /// What went wrong, as one sentence without a final full stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure(String);
+pub struct Failure {
+    what: String,
+    /// The command line is wrong, on every machine.
+    usage: bool,
+}
 
 impl Failure {
     /// A failure described by `what`.
     pub fn new(what: impl Into<String>) -> Self {
-        Self(what.into())
+        Self { what: what.into(), usage: false }
+    }
+
+    /// A command line that is wrong.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self { what: what.into(), usage: true }
+    }
+
+    /// Whether the command line is wrong.
+    pub fn is_usage(&self) -> bool {
+        self.usage
     }
 
     /// An I/O error met while doing `doing` to `path`.
     pub fn io(doing: &str, path: &Path, error: impl Into<io::Error>) -> Self {
-        Self(format!("{doing} {}: {}", path.display(), error.into()))
+        Self::new(format!("{doing} {}: {}", path.display(), error.into()))
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
+        formatter.write_str(&self.what)
     }
 }
 

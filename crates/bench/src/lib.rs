@@ -55,13 +55,13 @@ pub fn command() -> clap::Command {
     options::command()
 }
 
-/// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with `--check`).
+/// Runs what the arguments ask for. Exit codes: 0 done, 1 failed (or a figure missed, with `--check`), 2 a wrong command line.
 pub fn run(matches: &ArgMatches) -> ExitCode {
     match dispatch(matches) {
         Ok(code) => code,
         Err(failure) => {
             eprintln!("nacre bench: {failure}");
-            ExitCode::FAILURE
+            if failure.is_usage() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -72,14 +72,15 @@ fn dispatch(matches: &ArgMatches) -> Result<ExitCode, Failure> {
         Some((name, matches)) => match table::find(name) {
             Some(table) if matches.get_flag("list") => list(table),
             Some(table) => bench(table, matches),
-            None => Err(Failure::new(format!("no table {name}"))),
+            None => Err(Failure::usage(format!("no table {name}"))),
         },
-        None => Err(Failure::new("which table?")),
+        None => Err(Failure::usage("which table?")),
     }
 }
 
 fn bench(table: &'static Table, matches: &ArgMatches) -> Result<ExitCode, Failure> {
     let plan = options::plan(table, matches)?;
+    plan.exports.check(table.name)?;
     let report = measure::run(&plan)?;
     publish(&report, &plan.exports, plan.check)
 }
@@ -91,7 +92,9 @@ fn show(matches: &ArgMatches) -> Result<ExitCode, Failure> {
     if report.format != report::FORMAT {
         return Err(Failure::new(format!("{} has format {}, this program reads {}", path.display(), report.format, report::FORMAT)));
     }
-    publish(&report, &options::exports(matches), false)
+    let exports = options::exports(matches);
+    exports.check(&report.table)?;
+    publish(&report, &exports, false)
 }
 
 fn list(table: &Table) -> Result<ExitCode, Failure> {

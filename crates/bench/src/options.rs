@@ -263,7 +263,7 @@ fn targets(table: &'static Table, wanted: &[String], check: bool) -> Result<Vec<
         match table.target(word) {
             Some(target) => ids.push(target.id),
             None if word == "all" => ids.extend(&all),
-            None => return Err(Failure::new(format!("no target {word}; there are: all, {}", all.join(", ")))),
+            None => return Err(Failure::usage(format!("no target {word}; there are: all, {}", all.join(", ")))),
         }
     }
     if wanted.is_empty() {
@@ -277,7 +277,7 @@ fn tests(table: &'static Table, wanted: &[String]) -> Result<Vec<&'static Test>,
     for word in wanted {
         if table.test(word).is_none() && table.groups().iter().all(|group| group.id() != word) {
             let groups: Vec<&str> = table.groups().iter().map(|group| group.id()).collect();
-            return Err(Failure::new(format!("no test {word}; groups: {}; see --list for tests", groups.join(", "))));
+            return Err(Failure::usage(format!("no test {word}; groups: {}; see --list for tests", groups.join(", "))));
         }
     }
     let chosen = |test: &Test| wanted.is_empty() || wanted.iter().any(|word| word == test.id || word == test.group.id());
@@ -291,7 +291,7 @@ fn user(name: Option<&str>) -> Result<Option<User>, Failure> {
     let wanted = name.map(str::to_owned).or_else(|| number("SUDO_UID")).unwrap_or_else(|| "nobody".to_owned());
     match (find_user(&text, &wanted), name) {
         (None, Some(name)) => Err(Failure::new(format!("no user {name} in /etc/passwd"))),
-        (Some(User { uid: 0, .. }), _) => Err(Failure::new("--user must not be root")),
+        (Some(User { uid: 0, .. }), _) => Err(Failure::usage("--user must not be root")),
         (found, _) => Ok(found),
     }
 }

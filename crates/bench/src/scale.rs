@@ -195,11 +195,11 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
         let records = if records.is_empty() { vec![4 * KIB, 64 * KIB, MIB] } else { records };
         scale.points = points(&sizes, &records, false);
         if scale.points.is_empty() {
-            return Err(Failure::new("no record size divides a file size"));
+            return Err(Failure::usage("no record size divides a file size"));
         }
     }
     if let Some(rounds) = number("rounds") {
-        scale.rounds = u32::try_from(rounds).map_err(|_| Failure::new("too many rounds"))?;
+        scale.rounds = u32::try_from(rounds).map_err(|_| Failure::usage("too many rounds"))?;
     }
     for (id, amount) in [
         ("cache", &mut scale.cache),
@@ -227,31 +227,31 @@ pub fn scale(table: &Table, matches: &ArgMatches, free: u64) -> Result<Scale, Fa
 
 fn check(scale: &Scale) -> Result<(), Failure> {
     if scale.cache < MIB || !scale.cache.is_multiple_of(MIB) {
-        return Err(Failure::new("--cache must be a multiple of 1M"));
+        return Err(Failure::usage("--cache must be a multiple of 1M"));
     }
     if scale.copy < MIB || !scale.copy.is_multiple_of(MIB) {
-        return Err(Failure::new("--copy must be a multiple of 1M"));
+        return Err(Failure::usage("--copy must be a multiple of 1M"));
     }
     if scale.names > MOST_NAMES {
-        return Err(Failure::new(format!("--names must be at most {MOST_NAMES}")));
+        return Err(Failure::usage(format!("--names must be at most {MOST_NAMES}")));
     }
     for (id, bytes) in [("size", scale.size), ("overwrite", scale.overwrite)] {
         if bytes < WHOLE || !bytes.is_multiple_of(WHOLE) {
-            return Err(Failure::new(format!("--{id} must be a multiple of {}M", WHOLE / MIB)));
+            return Err(Failure::usage(format!("--{id} must be a multiple of {}M", WHOLE / MIB)));
         }
     }
     if scale.image < SMALLEST_IMAGE || !scale.image.is_multiple_of(MIB) {
-        return Err(Failure::new(format!("--image must be a multiple of 1M and at least {}M", SMALLEST_IMAGE / MIB)));
+        return Err(Failure::usage(format!("--image must be a multiple of 1M and at least {}M", SMALLEST_IMAGE / MIB)));
     }
     for (id, bytes) in [("cage", scale.cage), ("fill", scale.fill)] {
         if bytes < SMALLEST_CAGE || !bytes.is_multiple_of(MIB) {
-            return Err(Failure::new(format!("--{id} must be a multiple of 1M and at least {}M", SMALLEST_CAGE / MIB)));
+            return Err(Failure::usage(format!("--{id} must be a multiple of 1M and at least {}M", SMALLEST_CAGE / MIB)));
         }
     }
     // The longest lines, an eighth for what the file systems need themselves, and what is warm beside them.
     let needed = (scale.dd * MIB).max(scale.appends.saturating_mul(4 * KIB)).max(scale.cache.saturating_mul(2));
     if scale.cage / 8 * 7 < needed {
-        return Err(Failure::new(format!("--cage must be larger: the tests write up to {} MiB", needed / MIB)));
+        return Err(Failure::usage(format!("--cage must be larger: the tests write up to {} MiB", needed / MIB)));
     }
     Ok(())
 }

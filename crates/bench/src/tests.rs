@@ -171,8 +171,14 @@ fn bad_arguments_are_errors() {
     for bad in [&["mirror", "--fs", "fat"][..], &["mirror", "--rounds", "0"], &["mirror", "--quick", "--full"], &["nothing"], &[]] {
         assert!(command().try_get_matches_from([&["bench"], bad].concat()).is_err(), "{bad:?}");
     }
-    assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::FAILURE);
-    assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::FAILURE);
+    assert_eq!(run(&arguments(&["mirror", "--targets", "nonsense"])), ExitCode::from(2));
+    assert_eq!(run(&arguments(&["mirror", "--cache", "1000"])), ExitCode::from(2));
+    // What cannot be done is another matter: nothing is measured for a result that could not be written.
+    let directory = tempfile::tempdir().unwrap();
+    let (scratch, page) = (directory.path().join("scratch"), directory.path().join("missing/page.html"));
+    let words = ["mirror", "--scratch", scratch.to_str().unwrap(), "--html", page.to_str().unwrap()];
+    assert_eq!(run(&arguments(&words)), ExitCode::FAILURE);
+    assert!(!scratch.exists());
 }
 
 /// Needs root, bindfs and the fuse device, like every test that mounts; says so and passes elsewhere.

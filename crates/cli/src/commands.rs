@@ -43,6 +43,8 @@ pub enum Order {
         rounds: Option<u64>,
         /// Seconds in between.
         interval: f64,
+        /// Other users' as well.
+        everybody: bool,
         /// Which; empty: all.
         mountpoints: Vec<PathBuf>,
     },
@@ -63,6 +65,8 @@ pub enum Order {
     },
     /// Print figures for Prometheus.
     Metrics {
+        /// Other users' as well.
+        everybody: bool,
         /// Which; empty: all.
         mountpoints: Vec<PathBuf>,
     },
@@ -87,6 +91,8 @@ pub struct View {
     pub exact: bool,
     /// Which columns; `None`: the usual table, or all of one mount.
     pub columns: Option<Vec<String>>,
+    /// Other users' as well.
+    pub everybody: bool,
 }
 
 /// The table.
@@ -178,6 +184,13 @@ pub fn view_arguments(command: Command) -> Command {
         .arg(Arg::new("scripted").short('H').action(ArgAction::SetTrue).help("No headings, one tab between columns"))
         .arg(Arg::new("exact").short('p').action(ArgAction::SetTrue).help("Exact numbers"))
         .arg(Arg::new("columns").short('o').value_name("COLUMN,...").value_delimiter(',').help("Which columns ('all' shows every one)"))
+        .arg(all_users())
+}
+
+/// `--all-users`.
+pub fn all_users() -> Arg {
+    let help = "For root: other users' as well. Their processes are asked, and have a second to answer";
+    Arg::new("all-users").long("all-users").action(ArgAction::SetTrue).help(help)
 }
 
 fn top() -> Command {
@@ -197,6 +210,7 @@ fn top() -> Command {
                 .default_value("1")
                 .help("Time between tables"),
         )
+        .arg(all_users())
         .arg(mounts())
 }
 
@@ -213,6 +227,7 @@ fn metrics() -> Command {
     Command::new("metrics")
         .about("Print the figures of mounts as Prometheus text")
         .after_help("Examples:\n  nacre metrics\n  nacre metrics /mnt/data")
+        .arg(all_users())
         .arg(mounts())
 }
 
@@ -332,7 +347,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "status" => Order::Status { view: view(matches), mountpoints: many(matches) },
         "top" => top_order(matches)?,
         "reload" => reload_order(matches)?,
-        "metrics" => Order::Metrics { mountpoints: many(matches) },
+        "metrics" => Order::Metrics { everybody: matches.get_flag("all-users"), mountpoints: many(matches) },
         "copy" => copy::order(matches),
         "bench" => Order::Bench(Box::new(matches.clone())),
         "completions" => {
@@ -351,6 +366,7 @@ pub fn view(matches: &ArgMatches) -> View {
         scripted: matches.get_flag("scripted"),
         exact: matches.get_flag("exact"),
         columns: matches.get_many::<String>("columns").map(|columns| columns.cloned().collect()),
+        everybody: matches.get_flag("all-users"),
     }
 }
 
@@ -360,7 +376,7 @@ fn top_order(matches: &ArgMatches) -> Result<Order, Failure> {
         return Err(Failure::usage(format!("interval: \"{interval}\" is not a number of seconds from 0.05 to 86400")));
     }
     let rounds = if matches.get_flag("once") { Some(1) } else { matches.get_one::<u64>("rounds").copied() };
-    Ok(Order::Top { rounds, interval, mountpoints: many(matches) })
+    Ok(Order::Top { rounds, interval, everybody: matches.get_flag("all-users"), mountpoints: many(matches) })
 }
 
 fn reload_order(matches: &ArgMatches) -> Result<Order, Failure> {

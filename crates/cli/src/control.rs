@@ -3,8 +3,10 @@
 //! [`Server`] is used by [`crate::serving`], the rest by the commands. Only root and the mount's owner are answered (`SO_PEERCRED`). The
 //! other side is not trusted: lines are limited, waiting is limited, and what is shown on a terminal is made printable first.
 
+mod asking;
 mod server;
 
+pub use asking::{Hasty, ask_all, left};
 pub use server::{Desk, Server};
 
 use crate::{
@@ -13,14 +15,16 @@ use crate::{
         resize::{InodeChange, SizeChange},
     },
     failure::{Exit, Failure},
+    mountinfo,
     report::Report,
-    runtime,
+    runtime::{self, Socket, Whose},
     union::run::{UnionAnswer, UnionRequest},
 };
 use nacre_layers::spec::RemapSpec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     cmp::Reverse,
+    collections::BTreeSet,
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
@@ -30,12 +34,16 @@ use std::{
 
 /// The longest line in either direction, bytes.
 const LINE_MAX: u64 = 4 << 20;
-/// How long to wait for the other side.
+/// As many links after one another as the kernel follows.
+const LINKS_MOST: usize = 40;
+/// How long to wait for the other side. Of another user's process, for all of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same for the end of a mount that is unmounted already.
 const END_PATIENCE: Duration = Duration::from_secs(30);
-/// The same for figures, which are at hand at any time.
+/// The same for the figures of all mounts of ours together, which are at hand at any time.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// The same for those of all other users together.
+pub const FOREIGN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What can be asked of a mount.
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,7 +138,7 @@ pub fn receive<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<T> 
 /// A mount that answers.
 #[derive(Debug)]
 pub struct Peer {
-    socket: PathBuf,
+    socket: Socket,
     /// What it said last.
     pub report: Report,
 }
@@ -161,110 +169,120 @@ impl Peer {
 pub struct Found {
     /// The mounts that answer, by where they are mounted.
     pub peers: Vec<Peer>,
-    /// The numbers of processes that serve a mount and do not answer.
+    /// The numbers of processes of ours that serve a mount and do not answer.
     pub silent: Vec<String>,
+    /// Other users who keep sockets at which nobody answers in time.
+    pub unheard: BTreeSet<u32>,
 }
 
-/// All mounts that answer, by where they are mounted.
-pub fn peers() -> Vec<Peer> {
-    find().peers
+impl Found {
+    /// Says who does not answer.
+    pub fn tell_silent(&self) {
+        // Warnings that nobody can read are not worth failing for.
+        for pid in &self.silent {
+            let _ = writeln!(io::stderr(), "nacre: process {pid} serves a mount and does not answer");
+        }
+        for uid in &self.unheard {
+            let _ = writeln!(io::stderr(), "nacre: user {uid} keeps sockets at which no mount answers in time");
+        }
+    }
 }
 
-/// Asks everybody. Who answers is what the kernel says of the other side, whatever it says itself.
-pub fn find() -> Found {
+/// Asks all mounts that are looked for, side by side. Who answers is what the kernel says of the other side, whatever it says itself.
+pub fn find(whose: &Whose) -> Found {
     let uid = rustix::process::geteuid().as_raw();
-    let own = runtime::ours();
-    let Found { mut peers, mut silent } = Found::default();
-    for directory in runtime::all() {
-        for socket in runtime::children(&directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == "sock")) {
-            match status(&socket) {
-                Ok(Answer::Status(report)) => peers.push(Peer { socket, report: *report }),
+    let mut found = Found::default();
+    let (ours, foreign): (Vec<Socket>, Vec<Socket>) =
+        runtime::sockets(whose, "sock").into_iter().partition(|socket| socket.foreign().is_none());
+    for (sockets, patience) in [(ours, STATUS_PATIENCE), (foreign, FOREIGN_PATIENCE)] {
+        let until = Instant::now() + patience;
+        for (socket, answer) in ask_all(sockets, until, move |socket| status(socket, until)) {
+            let late = match answer {
+                Some(Ok(Answer::Status(report))) => {
+                    found.peers.push(Peer { socket, report: *report });
+                    continue;
+                }
                 // Nobody listens: the process died without cleaning up. Others' directories are theirs to clean.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && directory == own => {
-                    let _ = fs::remove_file(&socket);
+                Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused && socket.foreign().is_none() => {
+                    let _ = fs::remove_file(&socket.path);
+                    continue;
                 }
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    let pid = socket.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
-                    silent.extend(pid.map(crate::report::printable));
+                Some(Err(error)) => matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
+                Some(Ok(_)) => false,
+                None => true,
+            };
+            if late {
+                let pid = socket.path.file_stem().and_then(|name| name.as_encoded_bytes().split(|byte| *byte == b'-').next());
+                match socket.foreign() {
+                    Some(uid) => drop(found.unheard.insert(uid)),
+                    None => found.silent.extend(pid.map(crate::report::printable)),
                 }
-                Ok(_) | Err(_) => {}
             }
         }
     }
     // Of several at one place our own come first, since others may claim any place; of these the topmost, which is the youngest: within
     // one second, the higher process number.
     let order = |peer: &Peer| (peer.report.mountpoint.clone(), peer.report.uid != uid, peer.report.uptime, Reverse(peer.report.pid));
-    peers.sort_by_cached_key(order);
-    silent.dedup();
-    Found { peers, silent }
+    found.peers.sort_by_cached_key(order);
+    found.silent.dedup();
+    found
+}
+
+/// Whom to ask about these paths: us, and other users who have mounted what is there, as the kernel says. Who names a place wants to hear of it.
+pub fn whose(paths: &[PathBuf]) -> Whose {
+    let uid = rustix::process::geteuid().as_raw();
+    // Without a table of mounts there are ours, or none.
+    let table = mountinfo::read().unwrap_or_default();
+    let owner = |path: &PathBuf| {
+        let path = lexical(path).ok()?;
+        let around = table.iter().filter(|entry| entry.is_served() && path.starts_with(&entry.mountpoint));
+        // The last one of the deepest.
+        let nearest = around.max_by_key(|entry| entry.mountpoint.components().count())?;
+        nearest.user().filter(|user| *user != uid)
+    };
+    let mut users: Vec<u32> = paths.iter().filter_map(owner).collect();
+    users.sort_unstable();
+    users.dedup();
+    if users.is_empty() { Whose::Ours } else { Whose::These(users) }
 }
 
 /// Asks something that may take its time. After an unmount that was not lazy, also waits for the end of whatever served it, so that what lies below
 /// is free when the command returns.
-fn converse(socket: &Path, request: &Request) -> io::Result<Answer> {
-    let stream = connect(socket, PATIENCE)?;
+fn converse(socket: &Socket, request: &Request) -> io::Result<Answer> {
+    let stream = socket.connect(PATIENCE)?;
+    let until = socket.foreign().map(|_| Instant::now() + PATIENCE);
+    if until.is_none() {
+        stream.set_read_timeout(Some(PATIENCE))?;
+    }
     send(&stream, request)?;
-    let mut reader = BufReader::new(&stream);
+    let mut reader = BufReader::new(Hasty { stream: &stream, until });
     let answer = receive(&mut reader)?;
     if matches!((request, &answer), (Request::Unmount { lazy: false }, Answer::Done)) {
-        stream.set_read_timeout(Some(END_PATIENCE))?;
+        if until.is_none() {
+            stream.set_read_timeout(Some(END_PATIENCE))?;
+        }
         // The end of the stream or the end of our patience: the mount is gone either way.
         let _ = reader.read(&mut [0]);
     }
     Ok(answer)
 }
 
-fn status(socket: &Path) -> io::Result<Answer> {
-    let until = Instant::now() + STATUS_PATIENCE;
-    let stream = connect(socket, STATUS_PATIENCE)?;
+fn status(socket: &Socket, until: Instant) -> io::Result<Answer> {
+    let stream = socket.connect(left(until))?;
     send(&stream, &Request::Status)?;
-    let mut answer = receive(&mut BufReader::new(Hasty { stream: &stream, until }))?;
+    let mut answer = receive(&mut BufReader::new(Hasty { stream: &stream, until: Some(until) }))?;
     if let Answer::Status(report) = &mut answer {
         report.uid = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
     }
     Ok(answer)
 }
 
-/// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well.
-///
-/// # Errors
-/// As `connect(2)`.
-pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-    let address = SocketAddrUnix::new(socket)?;
-    let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
-    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no longer.
-    stream.set_write_timeout(Some(patience))?;
-    connect(&stream, &address)?;
-    Ok(stream)
-}
-
-/// Reads until a point in time, however the bytes dribble in.
-struct Hasty<'a> {
-    stream: &'a UnixStream,
-    until: Instant,
-}
-
-impl Read for Hasty<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
-        (&mut &*self.stream).read(buffer)
-    }
-}
-
-/// The peers at these mount points, all where none is named. The path is not touched: a mount that hangs would hang us.
+/// The peers at these mount points. The path is not touched: a mount that hangs would hang us.
 ///
 /// # Errors
 /// A mount point where no mount of ours answers.
 pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
-    let mut peers = peers();
-    if mountpoints.is_empty() {
-        return Ok(peers);
-    }
+    let mut peers = find(&whose(mountpoints)).peers;
     let mut chosen = Vec::new();
     for mountpoint in mountpoints {
         let absolute = lexical(mountpoint)?;
@@ -287,11 +305,24 @@ pub fn at(mountpoints: &[PathBuf]) -> Result<Vec<Peer>, Failure> {
     Ok(chosen)
 }
 
-/// An absolute path without `.`, `..` and (above the last component) symbolic links.
+/// An absolute path without `.`, `..` and symbolic links. What is mounted there is not asked: it may hang.
 ///
 /// # Errors
-/// A parent that does not exist.
+/// A parent that does not exist, links that lead in a circle.
 pub fn lexical(path: &Path) -> Result<PathBuf, Failure> {
+    if path.as_os_str().is_empty() {
+        return Err(Failure::usage("an empty word is no path"));
+    }
+    let mut place = without_links_above(path)?;
+    for _ in 0..LINKS_MOST {
+        // The root of a mount is a directory, and the kernel answers that it is no link without asking whoever serves it.
+        let Ok(target) = fs::read_link(&place) else { return Ok(place) };
+        place = without_links_above(&place.parent().unwrap_or(Path::new("/")).join(target))?;
+    }
+    Err(Failure::io("cannot resolve", path.display(), &rustix::io::Errno::LOOP.into()))
+}
+
+fn without_links_above(path: &Path) -> Result<PathBuf, Failure> {
     let failed = |error: io::Error| Failure::io("cannot resolve", path.display(), &error);
     let absolute = std::path::absolute(path).map_err(failed)?;
     match (absolute.parent(), absolute.file_name()) {
@@ -315,6 +346,10 @@ mod tests {
         Server::start(&Desk::start().unwrap(), directory, "1", Arc::new(answer)).unwrap()
     }
 
+    fn ask(socket: &Path) -> io::Result<Answer> {
+        status(&Socket::ours(socket.to_owned()), Instant::now() + STATUS_PATIENCE)
+    }
+
     fn figures(request: Request) -> Answer {
         match request {
             Request::Status => Answer::Status(Box::new(Report { mountpoint: "/m".to_owned(), ..Report::default() })),
@@ -327,8 +362,8 @@ mod tests {
     fn questions_get_answers() {
         let scratch = tempfile::tempdir().unwrap();
         let server = server(scratch.path(), figures);
-        let Answer::Status(report) = status(&server.path).unwrap() else { panic!("figures") };
-        let peer = Peer { socket: server.path.clone(), report: *report };
+        let Answer::Status(report) = ask(&server.path).unwrap() else { panic!("figures") };
+        let peer = Peer { socket: Socket::ours(server.path.clone()), report: *report };
         assert_eq!(peer.report.mountpoint, "/m");
         let rules = RemapSpec { force_user: Some("5".to_owned()), ..RemapSpec::default() };
         assert!(matches!(peer.ask(&Request::Reload { rules: Some(Box::new(rules)) }), Ok(Answer::Done)));
@@ -341,7 +376,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let claims = |_| Answer::Status(Box::new(Report { uid: 4_000_000, ..Report::default() }));
         let server = server(scratch.path(), claims);
-        let Answer::Status(report) = status(&server.path).unwrap() else { panic!("figures") };
+        let Answer::Status(report) = ask(&server.path).unwrap() else { panic!("figures") };
         assert_eq!(report.uid, rustix::process::geteuid().as_raw());
     }
 
@@ -358,13 +393,13 @@ mod tests {
             }
             listener
         });
-        assert!(status(&path).is_err());
+        assert!(ask(&path).is_err());
         let listener = dribble.join().unwrap();
         // Nobody accepts any more: at some number of callers the queue is full.
         rustix::net::listen(&listener, 0).unwrap();
-        let waiting: Vec<UnixStream> = (0..3).map_while(|_| connect(&path, Duration::from_millis(50)).ok()).collect();
+        let waiting: Vec<UnixStream> = (0..3).map_while(|_| runtime::connect(&path, Duration::from_millis(50)).ok()).collect();
         assert!(waiting.len() < 3);
-        assert!(matches!(connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock));
+        assert!(matches!(runtime::connect(&path, Duration::from_millis(50)), Err(error) if error.kind() == io::ErrorKind::WouldBlock));
     }
 
     #[test]
@@ -377,7 +412,7 @@ mod tests {
             let mut rest = Vec::new();
             assert_eq!(stream.read_to_end(&mut rest).unwrap(), 0, "{}", nonsense.escape_ascii());
         }
-        assert!(status(&server.path).is_ok());
+        assert!(ask(&server.path).is_ok());
     }
 
     #[test]
@@ -392,7 +427,7 @@ mod tests {
             Answer::Done
         });
         let path = server.path.clone();
-        let client = thread::spawn(move || status(&path));
+        let client = thread::spawn(move || ask(&path));
         question.recv().unwrap();
         let path = server.path.clone();
         let end = thread::spawn(move || drop(server));

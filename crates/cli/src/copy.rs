@@ -325,7 +325,7 @@ fn summary(now: &Snapshot, elapsed: f64, resumed: bool) -> String {
         text.push_str(&format!(
             "copied {} files and {} directories, {}, in {}{rate}, {} of memory at most\n",
             grouped(copied),
-            grouped(now.directories),
+            grouped(now.directories - now.present_directories.min(now.directories)),
             size(now.bytes),
             clock(elapsed),
             memory().map_or_else(|| "?".to_owned(), size),
@@ -335,7 +335,9 @@ fn summary(now: &Snapshot, elapsed: f64, resumed: bool) -> String {
         text.push_str("went on with a copy that was interrupted\n");
     }
     for (count, what) in [
-        (now.present, "were there already and are the same"),
+        (now.replaced, "of these took the place of something else"),
+        (now.present - now.renewed.min(now.present), "were there already and are the same"),
+        (now.renewed, "were there already and got other metadata"),
         (now.vanished, "went away before they were copied"),
         (now.not_entered, "are mount points, left empty"),
         (now.lost_owners, "could not be given their owner, which only root may do"),

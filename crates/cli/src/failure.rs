@@ -3,7 +3,12 @@
 //! Made everywhere in this crate, printed in one place ([`Failure::report`]). The codes are documented in `docs/exit-codes.md` and
 //! never change their meaning.
 
-use std::{fmt, io::Write, process::ExitCode};
+use nacre_vfs::Errno;
+use std::{
+    fmt,
+    io::{ErrorKind, Write},
+    process::ExitCode,
+};
 
 /// The exit codes of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +57,7 @@ impl Failure {
 
     /// A call on `subject` that the system refused; the exit code follows the reason.
     pub fn io(doing: &str, subject: impl fmt::Display, error: &std::io::Error) -> Failure {
-        use std::io::ErrorKind;
-        let exit = match error.kind() {
-            ErrorKind::NotFound => Exit::NotFound,
-            ErrorKind::PermissionDenied => Exit::Denied,
-            ErrorKind::ResourceBusy => Exit::Busy,
-            _ => Exit::Failure,
-        };
-        Failure { what: format!("{doing} {subject}: {}", reason(error)), next: String::new(), exit }
+        Failure::new(format!("{doing} {subject}: {}", reason(error))).because(error.kind())
     }
 
     /// Adds what to do next.
@@ -74,6 +72,26 @@ impl Failure {
     pub fn exit(mut self, exit: Exit) -> Failure {
         self.exit = exit;
         self
+    }
+
+    /// Chooses the exit code of a reason.
+    #[must_use]
+    pub fn because(self, kind: ErrorKind) -> Failure {
+        self.exit(match kind {
+            ErrorKind::NotFound => Exit::NotFound,
+            ErrorKind::PermissionDenied => Exit::Denied,
+            ErrorKind::ResourceBusy => Exit::Busy,
+            _ => Exit::Failure,
+        })
+    }
+
+    /// Why layers cannot be put together.
+    pub fn of_stack(what: impl fmt::Display, reason: Option<Errno>) -> Failure {
+        let failure = Failure::new(what.to_string());
+        match reason {
+            Some(errno) => failure.because(std::io::Error::from_raw_os_error(errno.raw()).kind()),
+            None => failure,
+        }
     }
 
     /// Prints `PROGRAM: what` and what to do next to standard error; answers the exit code.

@@ -21,11 +21,7 @@ pub struct About {
 /// Puts a report together.
 pub fn report(about: &About, stack: String, status: Status) -> Report {
     let errors = status.operations.iter().map(|operation| operation.errors).sum();
-    let transport = match (status.transport, &status.transport_fallback) {
-        (transport, None) => transport.name().to_owned(),
-        (Transport::Uring, Some(_)) => Transport::Uring.name().to_owned(),
-        (Transport::Device, Some(why)) => format!("{} (no io_uring: {why})", Transport::Device.name()),
-    };
+    let transport_reason = status.transport_fallback.filter(|_| status.transport == Transport::Device);
     Report {
         mountpoint: path_text(&status.mountpoint),
         source: about.source.clone(),
@@ -36,8 +32,10 @@ pub fn report(about: &About, stack: String, status: Status) -> Report {
         engine_reason: about.engine_reason.clone(),
         stack,
         layers: Some(LayerReport::from(status.stack)),
+        detached: !status.attached,
         immutable: about.immutable,
-        transport,
+        transport: status.transport.name().to_owned(),
+        transport_reason,
         passthrough: PassthroughReport { on: status.passthrough.refusal.is_none(), why_not: status.passthrough.refusal },
         coherence: coherence(status.coherence).to_owned(),
         full_invalidations: status.invalidated_all,

@@ -20,10 +20,7 @@ use nacre_layers::{
     spec::{CreateAs, HostSpec, LayerSpec, RemapSpec, Symlinks},
 };
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
-use rustix::{
-    mount::{MountPropagationFlags, mount_change},
-    time::{ClockId, clock_gettime},
-};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -257,8 +254,7 @@ pub fn mount(mount: &KernelMount, mountpoint: &Path) -> Result<(), Failure> {
     set.map_err(failed("set the attributes of a mount of"))?;
     mounts::attach(clone.as_fd(), mountpoint).map_err(failed(&format!("attach, at {}, a mount of", path_text(mountpoint))))?;
     // Otherwise what is mounted below either place later would appear below the other one, without these attributes.
-    let private = mount_change(mountpoint, MountPropagationFlags::PRIVATE);
-    private.map_err(|error| failed("make private the mount of")(error.into()))
+    mounts::make_private(clone.as_fd()).map_err(failed("make private the mount of"))
 }
 
 /// What a bind mount of `source` does not show: the mounts below it in the table.

@@ -37,6 +37,7 @@ mod tests;
 mod top;
 mod umount;
 mod union;
+mod whole_file;
 mod words;
 
 use std::process::ExitCode;

@@ -14,7 +14,7 @@ const FAMILIES: &[Family] = &[
     ("nacre_open_files", "gauge", "Open files.", |report| report.open_files),
     ("nacre_passthrough_opens_total", "counter", "Opens that the kernel serves itself.", |report| report.passthrough_opens),
     ("nacre_cache_hits_total", "counter", "Opens answered without looking anything up again.", |report| report.cache_hits),
-    ("nacre_invalidations_total", "counter", "Invalidations sent to the kernel.", |report| report.invalidations),
+    ("nacre_invalidations_total", "counter", "Changes of the source that the kernel was told of.", |report| report.invalidations),
     ("nacre_full_invalidations_total", "counter", "Times that everything was invalidated.", |report| report.full_invalidations),
 ];
 
@@ -30,6 +30,18 @@ pub fn text(reports: &[Report]) -> String {
     operations(&mut text, reports, "nacre_requests_total", "Requests answered.", |operation| operation.requests);
     operations(&mut text, reports, "nacre_request_errors_total", "Requests answered with an error.", |operation| operation.errors);
     durations(&mut text, reports);
+    text
+}
+
+/// The text for pools, by whether their processes are there.
+pub fn pools(pools: &[(String, bool)]) -> String {
+    let mut text = String::new();
+    if !pools.is_empty() {
+        head(&mut text, "nacre_pool_up", "gauge", "Whether the process that owns an imported pool is there.");
+    }
+    for (name, up) in pools {
+        sample(&mut text, "nacre_pool_up", &format!("pool=\"{}\"", escape(name)), if *up { "1" } else { "0" });
+    }
     text
 }
 

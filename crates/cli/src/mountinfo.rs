@@ -25,6 +25,24 @@ pub struct MountEntry {
     pub data: String,
 }
 
+impl MountEntry {
+    /// What it is, whatever becomes of its path.
+    #[must_use]
+    pub fn identity(&self) -> fusewire::Identity {
+        fusewire::Identity { id: self.id, device: self.device }
+    }
+
+    /// Whether a process of ours serves it, as far as its type tells.
+    pub fn is_served(&self) -> bool {
+        ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs"].contains(&self.kind.as_str())
+    }
+
+    /// Who has mounted it, where FUSE serves it.
+    pub fn user(&self) -> Option<u32> {
+        self.data.split(',').find_map(|word| word.strip_prefix("user_id=")?.parse().ok())
+    }
+}
+
 /// Reads the table of this process' mount namespace.
 ///
 /// # Errors

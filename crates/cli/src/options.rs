@@ -200,6 +200,7 @@ options! {
         AttrTimeout Word "attr_timeout" None, Some("SECONDS"), "how long attributes are cached";
         NegativeTimeout Word "negative_timeout" None, Some("SECONDS"), "how long missing names are cached";
         AutoUnmount Word "auto_unmount" None, None, "accepted: a mount goes with its daemon";
+        NonEmpty Word "nonempty" None, None, "say nothing of a mount point that is not empty";
         SecurityContext Word "context" None, Some("CONTEXT"), "security context of everything";
         FsContext Word "fscontext" None, Some("CONTEXT"), "security context of the file system";
         DefContext Word "defcontext" None, Some("CONTEXT"), "security context of what has none";
@@ -242,7 +243,6 @@ const IGNORED: &[&str] = &[
     "group_id",
     "rootmode",
     // libfuse's tuning, which this program negotiates or decides by itself
-    "nonempty",
     "big_writes",
     "nomtab",
     "use_ino",

@@ -337,7 +337,7 @@ impl Told {
         if self.not_durable {
             option.push("volatile".to_owned());
         }
-        let union = UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive };
+        let union = UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false };
         let mut layers = vec![LayerSpec::Union(Box::new(union))];
         if self.shift != ShiftSpec::default() {
             layers.push(LayerSpec::Shift(self.shift));

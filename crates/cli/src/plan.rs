@@ -66,6 +66,8 @@ pub struct MountPlan {
     pub log_file: Option<PathBuf>,
     /// The name of the process that serves it together with other mounts; `None`: one to itself.
     pub daemon: Option<String>,
+    /// Nothing is said of a mount point that is not empty.
+    pub nonempty: bool,
     /// Things worth a line on standard error.
     pub warnings: Vec<String>,
 }
@@ -149,6 +151,7 @@ pub fn mount(program: &str, stack: StackSource, mountpoint: PathBuf, settings: S
         verbosity,
         log_file: settings.log_file,
         daemon: settings.daemon,
+        nonempty: settings.nonempty,
         warnings: settings.warnings,
     }
 }

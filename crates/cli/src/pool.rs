@@ -3,14 +3,18 @@
 //!
 //! What the verbs mean is in the crate `nacre-admin`.
 
+mod cachefile;
+mod called;
 mod carrier;
 pub mod client;
 pub mod command;
 mod dates;
+pub mod expected;
 mod find;
 mod histograms;
 mod importing;
 mod iostat;
+mod json;
 mod known;
 mod list;
 mod log_file;
@@ -21,11 +25,13 @@ pub mod order;
 mod process;
 mod processors;
 pub mod run;
+mod scripts;
 mod snapshot_directory;
 pub mod start;
 mod status;
 mod telling;
 mod upgrade;
+mod vdevs;
 mod wire;
 mod words;
 

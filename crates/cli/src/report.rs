@@ -86,18 +86,24 @@ pub struct Report {
     /// The stack as the layers see themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<LayerReport>,
+    /// It is not to be seen at its place any more, and lives on for whoever has it open, or in other mount namespaces.
+    #[serde(default)]
+    pub detached: bool,
     /// Nothing below changes while it is mounted.
     #[serde(default)]
     pub immutable: bool,
-    /// How kernel and daemon talk.
+    /// How kernel and daemon talk, in one word.
     pub transport: String,
+    /// Why not by io_uring, where that was wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport_reason: Option<String>,
     /// Whether the kernel serves data itself.
     pub passthrough: PassthroughReport,
     /// Who else may change what lies below.
     pub coherence: String,
     /// How often all caches were dropped: watching what lies below lost count, or rules were reloaded.
     pub full_invalidations: u64,
-    /// Invalidations sent to the kernel.
+    /// Changes of what the kernel knew of the source, that it was told of.
     pub invalidations: u64,
     /// All requests.
     pub requests: u64,

@@ -17,6 +17,7 @@ use crate::{
     serve::{self, Served},
     shared, status, top, umount, union,
 };
+use nacre_layers::remap::Rules;
 use std::{
     ffi::OsString,
     io::{self, Write},
@@ -68,15 +69,20 @@ fn as_overlay(arguments: Vec<OsString>) -> ExitCode {
 }
 
 fn ours(argv0: OsString, arguments: Vec<OsString>) -> ExitCode {
-    let matches = match commands::table().try_get_matches_from(std::iter::once(argv0).chain(arguments)) {
+    let table = commands::table();
+    let matches = match table.clone().try_get_matches_from(std::iter::once(argv0).chain(arguments.iter().cloned())) {
         Ok(matches) => matches,
         Err(error) => {
+            if let Some(failure) = pool::manners::wrong(&error, &table, &arguments) {
+                return failure.report("nacre");
+            }
             // Help and the version come here, too; nobody is left to tell when the output is closed.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    finish("nacre", commands::order(&matches).and_then(carry_out_order))
+    let done = commands::order(&matches).and_then(carry_out_order);
+    finish("nacre", done.map_err(|failure| pool::manners::explained(failure, &table, &arguments)))
 }
 
 fn finish(program: &str, outcome: Result<ExitCode, Failure>) -> ExitCode {
@@ -86,11 +92,12 @@ fn finish(program: &str, outcome: Result<ExitCode, Failure>) -> ExitCode {
 fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
     match order {
         Order::Mount(plan) => return carry_out("nacre", plan),
-        Order::Umount { lazy, mountpoints } => umount::run(lazy, &mountpoints)?,
+        Order::Umount { lazy, mountpoints } => return Ok(umount::run(lazy, &mountpoints)),
         Order::Status { view, mountpoints } => print(&status::run(&view, &mountpoints)?)?,
-        Order::Top { rounds, interval, mountpoints } => top::run(rounds, interval, &mountpoints)?,
+        Order::Top { rounds, interval, mountpoints, everybody } => top::run(rounds, interval, &mountpoints, everybody)?,
         Order::Reload { mountpoint, mut rules } => {
             if let Some(rules) = &mut rules {
+                Rules::check(rules).map_err(|error| Failure::usage(error.to_string()))?;
                 serve::absolute_files(rules)?;
             }
             for peer in control::at(&[mountpoint])? {
@@ -101,14 +108,18 @@ fn carry_out_order(order: Order) -> Result<ExitCode, Failure> {
         Order::Union(order) => union::run::order(&order)?,
         Order::Pool(order) => return pool::run::order(order, &pool::run::typed("nacre")),
         Order::Fs(order) => return fs::run::order(order, &pool::run::typed("nacre")),
-        Order::Metrics { mountpoints } => {
-            let reports = status::gather(&mountpoints)?;
+        Order::Metrics { mountpoints, everybody } => {
+            let mut pools = String::new();
+            let reports = status::gather(&mountpoints, everybody)?;
             let mut cages: Vec<_> = reports.iter().flat_map(|report| report.cages.clone()).collect();
             if mountpoints.is_empty() {
                 cages.extend(cage::find::of_kernel()?);
             }
             let unions: Vec<_> = reports.iter().flat_map(|report| report.branches.clone()).collect();
-            print(&(metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
+            if mountpoints.is_empty() {
+                pools = metrics::pools(&pool::expected::there());
+            }
+            print(&(pools + &metrics::text(&reports) + &cage::metrics::text(&cages) + &union::metrics::text(&unions)))?;
         }
         Order::Copy(order) => return copy::run(&order),
         Order::Bench(matches) => return Ok(nacre_bench::run(&matches)),
@@ -138,12 +149,11 @@ fn carry_out(program: &str, plan: Plan) -> Result<ExitCode, Failure> {
 }
 
 fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
+    // What nobody can read is not worth failing for.
+    let tell = |line: &String| drop(writeln!(io::stderr(), "{}: {line}", plan.program));
     let background = daemon::is_background();
     if !background {
-        for warning in &plan.warnings {
-            // A warning that nobody can read is not worth failing for.
-            let _ = writeln!(io::stderr(), "{}: {warning}", plan.program);
-        }
+        plan.warnings.iter().for_each(tell);
     }
     if plan.explain {
         print(&serve::explain(plan)?)?;
@@ -155,17 +165,27 @@ fn mount(plan: &MountPlan) -> Result<ExitCode, Failure> {
     if serve::is_there(plan)? {
         return Ok(ExitCode::SUCCESS);
     }
+    // Told when there is a mount that they are true of.
+    let notices = serve::notices(plan);
     let reason = match serve::without_daemon(plan)? {
-        Served::Done => return Ok(ExitCode::SUCCESS),
+        Served::Done => {
+            notices.iter().for_each(tell);
+            return Ok(ExitCode::SUCCESS);
+        }
         Served::ByDaemon(reason) => reason,
     };
-    if let Some(name) = &plan.daemon {
-        return shared::client::mount(plan, name, &reason);
-    }
-    if plan.foreground {
+    if plan.foreground && plan.daemon.is_none() {
+        notices.iter().for_each(tell);
         return serve::run(plan, reason, false).map(|()| ExitCode::SUCCESS);
     }
-    in_background(&reason)
+    let code = match &plan.daemon {
+        Some(name) => shared::client::mount(plan, name, &reason)?,
+        None => in_background(&reason)?,
+    };
+    if code == ExitCode::SUCCESS {
+        notices.iter().for_each(tell);
+    }
+    Ok(code)
 }
 
 /// Has a second process serve the mount, for this reason; answers when the mount does.

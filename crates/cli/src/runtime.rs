@@ -3,17 +3,28 @@
 //! `/run/nacre` for root, `$XDG_RUNTIME_DIR/nacre` or `/tmp/nacre-UID` for others. Root of a user namespace (a rootless container engine) is
 //! the user who made that namespace, so that this user finds its mounts. One socket per mount, named by the process that
 //! serves it, so that stale ones can be told.
+//!
+//! Invariant: what another user keeps in his directory is looked at only where root was told to ([`Whose`]), and never followed, opened or asked as a file:
+//! links, pipes and mounts in place of a socket are passed over.
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    failure::{Exit, Failure},
+    mountinfo::{self, MountEntry},
+};
 use rustix::{
-    fs::{AtFlags, CWD, FileType, Mode, statat},
+    fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, openat, openat2, statat},
+    net::sockopt::socket_peercred,
     process::geteuid,
 };
 use std::{
     ffi::OsString,
-    fs,
-    os::unix::fs::FileTypeExt,
+    fs, io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStringExt, fs::FileTypeExt, net::UnixStream},
+    },
     path::{Path, PathBuf},
+    sync::{Arc, Once},
     time::Duration,
 };
 
@@ -38,7 +49,7 @@ fn outside(map: &str) -> Option<u32> {
 }
 
 /// The user that sockets are kept for.
-fn user() -> u32 {
+pub fn user() -> u32 {
     let uid = geteuid().as_raw();
     if uid != 0 {
         return uid;
@@ -72,16 +83,79 @@ pub fn own() -> Result<PathBuf, Failure> {
 /// So long it takes at most from making a socket to giving it its name.
 const UNREADY: Duration = Duration::from_secs(60);
 
-/// Removes sockets that processes were making when they were killed: such have the name `*.new` for a moment only.
-pub fn tidy(directory: &Path) {
-    for path in children(directory).into_iter().filter(|path| path.extension().is_some_and(|last| last == "new")) {
+/// What commands lock that start a process for several mounts. No pool has such a name.
+pub const STARTING: &str = ".shared.lock";
+
+/// How long a process that is looked for may take to take a connection.
+const LISTENING: Duration = Duration::from_secs(1);
+
+/// Takes a file that whoever has it keeps locked, where nobody does; `None` where somebody has it, or it is not there.
+pub fn take_abandoned(path: &Path) -> Option<OwnedFd> {
+    let file = openat(CWD, path, OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    is_at(file.as_fd(), path).then_some(file)
+}
+
+/// Whether an open file is what a path names still: somebody may have removed it before it was locked, and another one have made it anew.
+pub fn is_at(file: BorrowedFd<'_>, path: &Path) -> bool {
+    let (held, there) = (fstat(file), statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW));
+    held.is_ok_and(|held| there.is_ok_and(|there| (held.st_dev, held.st_ino) == (there.st_dev, there.st_ino)))
+}
+
+/// Removes what processes that were killed have left in our own directory and nobody can use: sockets without a name yet or without a listener, what was to
+/// be put in place, locks that nobody holds. Sockets of mounts go when they are asked, and what is left of a pool that was not exported stays until
+/// it is imported or given up. Called by whoever looks into the directory.
+pub fn sweep(directory: &Path) {
+    for path in children(directory) {
         let Ok(there) = fs::symlink_metadata(&path) else { continue };
-        let old = there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY);
-        if old && there.file_type().is_socket() {
+        let kind = there.file_type();
+        let unready = || there.modified().ok().and_then(|made| made.elapsed().ok()).is_some_and(|age| age > UNREADY);
+        let left = match path.extension().and_then(|end| end.to_str()) {
+            // For a moment only.
+            Some("new") => kind.is_socket() && unready(),
+            Some("import") => kind.is_file() && unready(),
+            Some("shared") if kind.is_socket() => {
+                sweep_shared(directory, &path);
+                false
+            }
+            Some("lock") if kind.is_file() && !path.ends_with(STARTING) => {
+                sweep_lock(&path, &path);
+                false
+            }
+            // It says whose it is.
+            Some("guid") if kind.is_file() => {
+                let name = fs::read_to_string(&path).unwrap_or_default();
+                sweep_lock(&path, &directory.join(crate::pool::client::file(&name)));
+                false
+            }
+            _ => false,
+        };
+        if left {
             // Somebody else may have done so.
             let _ = fs::remove_file(&path);
         }
     }
+}
+
+/// Removes a socket at which requests for several mounts were taken. Who starts a process that is to listen there holds the lock.
+fn sweep_shared(directory: &Path, socket: &Path) {
+    let Some(_lock) = take_abandoned(&directory.join(STARTING)) else { return };
+    if connect(socket, LISTENING).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        let _ = fs::remove_file(socket);
+    }
+}
+
+/// Removes a lock of a pool, and the socket of this name, unless the pool is expected to be there.
+fn sweep_lock(lock: &Path, pool: &Path) {
+    if pool.with_extension(crate::pool::expected::END).exists() {
+        return;
+    }
+    let Some(_held) = take_abandoned(lock) else { return };
+    if lock == pool {
+        let _ = fs::remove_file(lock.with_extension(crate::pool::client::END));
+    }
+    // While it is locked still: whoever waits for it sees that it is another one then.
+    let _ = fs::remove_file(lock);
 }
 
 /// Whether a directory is `uid`'s alone.
@@ -97,17 +171,183 @@ fn check(directory: &Path, uid: u32) -> Result<(), Failure> {
         .next("remove it, or set XDG_RUNTIME_DIR to a directory of your own"))
 }
 
-/// The directories to look for mounts in: our own, and for root everybody's.
-pub fn all() -> Vec<PathBuf> {
-    let uid = user();
-    let mut found = vec![ours()];
-    if uid == 0 {
-        found.extend(children(Path::new("/run/user")).into_iter().map(|user| user.join("nacre")));
-        let temporary = children(Path::new("/tmp")).into_iter();
-        found.extend(temporary.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"nacre-"))));
+/// Whose sockets are looked at. Only root has a choice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// Our own alone: nobody else can make us wait.
+    Ours,
+    /// These users' as well.
+    These(Vec<u32>),
+    /// Everybody's.
+    Everybody,
+}
+
+impl Whose {
+    /// What `--all-users` says.
+    pub fn told(everybody: bool) -> Whose {
+        if everybody { Whose::Everybody } else { Whose::Ours }
     }
-    found.retain(|path| statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| stat.st_mode & 0o170_077 == 0o040_000));
+}
+
+/// A socket that somebody may listen at.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The other user whose it is, and the directory that he keeps it in.
+    foreign: Option<(u32, Arc<OwnedFd>)>,
+}
+
+impl Socket {
+    /// One in our own directory.
+    pub fn ours(path: PathBuf) -> Socket {
+        Socket { path, foreign: None }
+    }
+
+    /// The other user whose it is.
+    pub fn foreign(&self) -> Option<u32> {
+        self.foreign.as_ref().map(|(uid, _)| *uid)
+    }
+
+    /// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well. At another user's socket, nobody
+    /// but this user is talked to.
+    ///
+    /// # Errors
+    /// As `connect(2)`.
+    pub fn connect(&self, patience: Duration) -> io::Result<UnixStream> {
+        let Some((uid, directory)) = &self.foreign else { return connect(&self.path, patience) };
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        // The name may stand for a link, a pipe or the root of a mount by now: none of these is followed, opened or asked.
+        let name = self.path.file_name().ok_or_else(denied)?;
+        let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let socket = openat2(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+        let stat = fstat(&socket)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || stat.st_uid != *uid {
+            return Err(denied());
+        }
+        let stream = connect(Path::new(&nacre_sys::inode::proc_path(socket.as_fd())), patience)?;
+        if socket_peercred(&stream)?.uid.as_raw() != *uid {
+            return Err(denied());
+        }
+        Ok(stream)
+    }
+}
+
+/// Connects without waiting longer than `patience` for somebody who does not accept, and limits each write as well.
+///
+/// # Errors
+/// As `connect(2)`.
+pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let address = SocketAddrUnix::new(socket)?;
+    let stream = UnixStream::from(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?);
+    // It holds for connect(2) as well (unix(7)): a queue that nobody empties is waited for no longer.
+    stream.set_write_timeout(Some(patience.max(Duration::from_millis(1))))?;
+    connect(&stream, &address)?;
+    Ok(stream)
+}
+
+/// The sockets whose names end like this: our own first.
+pub fn sockets(whose: &Whose, end: &str) -> Vec<Socket> {
+    static SWEPT: Once = Once::new();
+    if is_sound() {
+        SWEPT.call_once(|| sweep(&ours()));
+    }
+    let fits = |path: &Path| path.extension().is_some_and(|last| last == end);
+    let mut found: Vec<Socket> =
+        if is_sound() { children(&ours()).into_iter().filter(|path| fits(path)).map(Socket::ours).collect() } else { Vec::new() };
+    for Foreign { uid, path, directory } in others(whose) {
+        // As many as are looked at of each.
+        let names = listed(&directory).into_iter().map(|name| path.join(name)).filter(|path| fits(path));
+        found.extend(names.map(|path| Socket { path, foreign: Some((uid, Arc::clone(&directory))) }));
+    }
     found
+}
+
+/// The sockets of one name in other users' directories, whether they are there or not.
+pub fn named(whose: &Whose, name: &str) -> Vec<Socket> {
+    let others = others(whose).into_iter();
+    others.map(|Foreign { uid, path, directory }| Socket { path: path.join(name), foreign: Some((uid, directory)) }).collect()
+}
+
+/// A directory for another user's sockets.
+struct Foreign {
+    uid: u32,
+    path: PathBuf,
+    directory: Arc<OwnedFd>,
+}
+
+/// So many names of another user's directory are looked at.
+const FOREIGN_NAMES: usize = 1024;
+
+/// The directories of other users. Each has two at most, by his number, so that nobody can make more work than one user can.
+fn others(whose: &Whose) -> Vec<Foreign> {
+    if user() != 0 || *whose == Whose::Ours {
+        return Vec::new();
+    }
+    let (of_users, temporary) = (Path::new("/run/user"), Path::new("/tmp"));
+    let mut wanted: Vec<(u32, PathBuf, String)> = Vec::new();
+    let number = |text: &str| text.parse::<u32>().ok().filter(|uid| uid.to_string() == text);
+    match whose {
+        Whose::Ours => {}
+        Whose::These(users) => {
+            for uid in users {
+                wanted.push((*uid, of_users.join(uid.to_string()), "nacre".to_owned()));
+                wanted.push((*uid, temporary.to_owned(), format!("nacre-{uid}")));
+            }
+        }
+        Whose::Everybody => {
+            for path in children(of_users) {
+                if let Some(uid) = path.file_name().and_then(|name| number(name.to_str()?)) {
+                    wanted.push((uid, path, "nacre".to_owned()));
+                }
+            }
+            for path in children(temporary) {
+                let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+                if let Some(uid) = name.strip_prefix("nacre-").and_then(number) {
+                    wanted.push((uid, temporary.to_owned(), name.to_owned()));
+                }
+            }
+        }
+    }
+    let table = mountinfo::read().unwrap_or_default();
+    let found = wanted.into_iter().filter(|(uid, ..)| *uid != 0).filter_map(|(uid, parent, name)| {
+        let above = quiet(CWD, &parent, &table)?;
+        let directory = quiet(above.as_fd(), Path::new(&name), &table)?;
+        let stat = fstat(&directory).ok()?;
+        let sound = stat.st_uid == uid && stat.st_mode & 0o077 == 0;
+        sound.then(|| Foreign { uid, path: parent.join(name), directory: Arc::new(directory) })
+    });
+    found.collect()
+}
+
+/// Opens a directory that no user's process answers for: one below or at a mount through FUSE could make us wait for ever, and we could not even be killed.
+/// Nothing of it is asked before that is known.
+fn quiet(parent: BorrowedFd<'_>, name: &Path, table: &[MountEntry]) -> Option<OwnedFd> {
+    let directory = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", directory.as_raw_fd())).ok()?;
+    let mount = about.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse::<u64>().ok())?;
+    // One that is younger than the table is not known.
+    table.iter().any(|entry| entry.id == mount && !entry.kind.starts_with("fuse")).then_some(directory)
+}
+
+/// The first names in a directory.
+fn listed(directory: &OwnedFd) -> Vec<OsString> {
+    let readable = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let Ok(entries) = readable.and_then(Dir::new) else { return Vec::new() };
+    let names = entries.take(FOREIGN_NAMES).flatten().map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
+    let mut names: Vec<OsString> = names.collect();
+    names.sort();
+    names
+}
+
+/// Whether our own directory is ours alone.
+fn is_sound() -> bool {
+    let (uid, ours) = (geteuid().as_raw(), ours());
+    // In a directory that everybody writes to, another user may have taken the name, and answer for it himself.
+    let table = mountinfo::read().unwrap_or_default();
+    let free = !ours.starts_with("/tmp") || table.is_empty() || quiet(CWD, &ours, &table).is_some();
+    free && check(&ours, uid).is_ok()
 }
 
 /// Everything in a directory; nothing where it cannot be read (it is not ours, or not there: then no mount is, either).
@@ -157,10 +397,40 @@ mod tests {
             let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
             rustix::fs::utimensat(CWD, path(name), &times, AtFlags::empty()).unwrap();
         }
-        tidy(scratch.path());
+        sweep(scratch.path());
         let left: Vec<String> =
             children(scratch.path()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
         assert_eq!(left, ["file.new", "old.sock", "young.new"]);
+    }
+
+    #[test]
+    fn what_nobody_has_any_more_goes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = |name: &str| scratch.path().join(name);
+        for name in [STARTING, "gone.lock", "held.lock", "lost.lock", "lost.imported"] {
+            fs::write(path(name), "").unwrap();
+        }
+        fs::write(path("1.guid"), "gone").unwrap();
+        fs::write(path("2.guid"), "lost").unwrap();
+        let _held = take_abandoned(&path("held.lock")).unwrap();
+        assert!(take_abandoned(&path("held.lock")).is_none() && take_abandoned(&path("missing")).is_none());
+        let listen = |name: &str| std::os::unix::net::UnixListener::bind(path(name)).unwrap();
+        let _live = listen("live-1.shared");
+        for name in ["gone.pool", "dead-1.shared"] {
+            drop(listen(name));
+        }
+        sweep(scratch.path());
+        let left: Vec<String> =
+            children(scratch.path()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        assert_eq!(left, [STARTING, "2.guid", "held.lock", "live-1.shared", "lost.imported", "lost.lock"]);
+        // Somebody starts a process just now.
+        let starting = take_abandoned(&path(STARTING)).unwrap();
+        drop(listen("dead-1.shared"));
+        sweep(scratch.path());
+        assert!(path("dead-1.shared").exists());
+        drop(starting);
+        sweep(scratch.path());
+        assert!(!path("dead-1.shared").exists());
     }
 
     #[test]

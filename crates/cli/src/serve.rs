@@ -54,6 +54,7 @@ pub fn choose(plan: &MountPlan, context: &Context) -> Result<Choice, Failure> {
     if plan.engine == Engine::Fuse {
         return Ok(Choice::Fuse("--engine=fuse, the default".to_owned()));
     }
+    spec(plan)?;
     let reduced = kernel_engine::reduce(plan, &*context.accounts);
     let reduced = match reduced.map(with_hidden) {
         Ok(_) if plan.foreground => Err("a kernel mount has no process to stay in the foreground".to_owned()),
@@ -115,10 +116,11 @@ pub fn run(plan: &MountPlan, reason: String, background: bool) -> Result<(), Fai
     log::start(plan)?;
     let signals = Signals::block().map_err(|error| Failure::io("cannot take over", "the signals", &error))?;
     daemon::settle();
-    let live = Live::start(plan, reason, Surroundings::alone()?)?;
+    let mut live = Live::start(plan, reason, Surroundings::alone()?)?;
     if background {
         daemon::report_ready()?;
     }
+    live.stays();
     daemon::leave_directory()?;
     let serving = Arc::downgrade(&live.serving);
     serving::obey(signals, move |_| serving.upgrade().into_iter().collect())?;
@@ -174,8 +176,9 @@ pub fn explain(plan: &MountPlan) -> Result<String, Failure> {
 /// As the mount itself would.
 pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
     let context = surroundings()?;
-    let spec = spec(plan)?;
+    let mut spec = spec(plan)?;
     let mountpoint = target(&plan.mountpoint)?;
+    let absent = union::absent::hold_back(&mut spec, &mountpoint, false)?;
     check_sources(&spec, &mountpoint)?;
     cage::serving::check(&spec, &mountpoint, &context)?;
     let head = format!("mountpoint  {}\nengine      fuse ({reason})\n", path_text(&mountpoint));
@@ -184,7 +187,7 @@ pub fn explain_as(plan: &MountPlan, reason: &str) -> Result<String, Failure> {
         return Ok(format!("{head}stack       {}\n", spec.to_line()));
     }
     if spec.layers.iter().any(|layer| matches!(layer, LayerSpec::Union(_))) {
-        return Ok(format!("{head}stack       {}\n{}", spec.to_line(), union::serving::plan(&spec)));
+        return Ok(format!("{head}stack       {}\n{}", spec.to_line(), union::serving::plan(&spec, &absent)));
     }
     let stack = build(&spec, &context)?;
     let warnings: String = stack.warnings.iter().map(|warning| format!("note        {warning}\n")).collect();
@@ -227,6 +230,7 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
                 .map_err(|error| Failure::usage(format!("the stack in {} is not understood: {error}", path_text(path))))?
         }
     };
+    stack::check_settings(&spec).map_err(|error| Failure::usage(error.to_string()))?;
     spec.directories_mut().into_iter().try_for_each(absolute)?;
     union::place::expand(&mut spec);
     if plan.program == crate::overlay::NAME {
@@ -248,10 +252,14 @@ pub fn spec(plan: &MountPlan) -> Result<StackSpec, Failure> {
 /// Makes the files that rules are read from independent of the directory that we are called in: they are read again on a reload.
 ///
 /// # Errors
-/// Where that directory is gone.
+/// Where that directory is gone; a file that cannot be read.
 pub fn absolute_files(remap: &mut RemapSpec) -> Result<(), Failure> {
     let RemapSpec { map_passwd, map_passwd_rev, map_group, map_group_rev, .. } = remap;
-    [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(absolute)
+    [map_passwd, map_passwd_rev, map_group, map_group_rev].into_iter().flatten().try_for_each(|file| {
+        absolute(file)?;
+        let opened = fs::File::open(&*file);
+        opened.map(drop).map_err(|error| Failure::io("cannot read the rules in", path_text(file), &error))
+    })
 }
 
 /// Makes a path independent of the directory that we are called in.
@@ -291,6 +299,30 @@ pub fn is_there(plan: &MountPlan) -> Result<bool, Failure> {
     Ok(topmost.is_some_and(|entry| entry.kind == kind && path_text(&entry.source) == source))
 }
 
+/// What is worth a line before a mount is made: what it will hide. It is made all the same.
+pub fn notices(plan: &MountPlan) -> Vec<String> {
+    // The programs in whose place these are say nothing.
+    if plan.program != "nacre" && !plan.program.starts_with("mount.") {
+        return Vec::new();
+    }
+    // What cannot be used is told when it is to be mounted.
+    let (Ok(mountpoint), Ok(spec), Ok(table)) = (target(&plan.mountpoint), spec(plan), mountinfo::read()) else { return Vec::new() };
+    let text = path_text(&mountpoint);
+    if let Some(entry) = table.into_iter().rfind(|entry| entry.mountpoint == mountpoint) {
+        let Ok(source) = source_name(&spec, plan) else { return Vec::new() };
+        let of_kernel = |report: &crate::report::Report| report.mountpoint == text && report.source == source;
+        // One whose process is gone is taken away, not hidden.
+        let same = entry.is_served() && path_text(&entry.source) == source && rustix::fs::statfs(&mountpoint).is_ok();
+        if same || kernel_engine::records().is_ok_and(|reports| reports.iter().any(of_kernel)) {
+            return vec![format!("{source} is mounted at {text} already: this is one more mount on top of it")];
+        }
+        return Vec::new();
+    }
+    let shown = spec.directories().iter().any(|directory| fs::canonicalize(directory).is_ok_and(|directory| directory == mountpoint));
+    let filled = !shown && !plan.nonempty && fs::read_dir(&mountpoint).is_ok_and(|mut entries| entries.next().is_some());
+    if filled { vec![format!("{text} is not empty: what is in it is hidden until this is unmounted")] } else { Vec::new() }
+}
+
 /// Takes away what a killed process of ours left at a mount point: nobody can use it any more, and it would only be in the way.
 ///
 /// # Errors
@@ -307,7 +339,8 @@ pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     use rustix::io::Errno;
     // Attributes may be answered from what the kernel has kept; this is always asked. A mount whose process is just ending says ECONNABORTED, or
     // ECANCELED as long as its rings are being taken down.
-    let ask = || rustix::fs::statfs(mountpoint).err();
+    // By a thread without descriptors: what answers may be a mount of this process.
+    let ask = || fusewire::apart(|| Ok(rustix::fs::statfs(mountpoint).err())).unwrap_or_default();
     let mut lost = ask();
     for _ in 0..500 {
         if lost != Some(Errno::CANCELED) {
@@ -319,15 +352,13 @@ pub fn clear_of(mountpoint: &Path, types: &[String]) -> Result<(), Failure> {
     if !matches!(lost, Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)) {
         return Ok(());
     }
-    let place = control::lexical(mountpoint)?;
+    let place = fusewire::apart(|| Ok(control::lexical(mountpoint))).map_err(|error| unusable(mountpoint, &error))??;
     let entry = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == place);
     let ours = |kind: &str| kind.strip_prefix("fuse.").is_some_and(|subtype| types.iter().any(|known| known == subtype));
-    if !entry.is_some_and(|entry| ours(&entry.kind)) {
-        return Ok(());
-    }
+    let Some(entry) = entry.filter(|entry| ours(&entry.kind)) else { return Ok(()) };
     let text = path_text(&place);
     tracing::warn!("the mount at {text} had lost its process and is taken away");
-    fusewire::unmount_path(&place, true).map_err(|error| umount::refused(&text, &error))
+    fusewire::unmount(entry.identity(), true).map_err(|error| umount::refused(&text, &error))
 }
 
 fn unusable(mountpoint: &Path, error: &io::Error) -> Failure {
@@ -349,6 +380,11 @@ pub fn check_sources(spec: &StackSpec, mountpoint: &Path) -> Result<(), Failure>
         LayerSpec::Host(host) => check_source(&host.source, mountpoint),
         _ => Ok(()),
     })?;
+    if !fs::metadata(mountpoint).map_err(|error| unusable(mountpoint, &error))?.is_dir() {
+        let failure = Failure::new(format!("the mount point {} is not a directory", path_text(mountpoint)));
+        let of_host = matches!(spec.layers[..], [LayerSpec::Host(_), ..]);
+        return Err(if of_host { failure.next("--engine=kernel can show a single file") } else { failure });
+    }
     union::place::check(spec, mountpoint)
 }
 
@@ -368,7 +404,7 @@ fn check_source(source: &Path, mountpoint: &Path) -> Result<(), Failure> {
 /// # Errors
 /// Names the layer that cannot be built.
 pub fn build(spec: &StackSpec, context: &Context) -> Result<Stack, Failure> {
-    stack::build(spec, context).map_err(|error| Failure::new(error.to_string()))
+    stack::build(spec, context).map_err(|error| Failure::of_stack(&error, error.reason))
 }
 
 /// The first column of the mount table: as asked for, else the source, resolved.
@@ -387,7 +423,7 @@ pub fn source_name(spec: &StackSpec, plan: &MountPlan) -> Result<String, Failure
             let resolved = resolved.map_err(|error| Failure::io("cannot use the source", path_text(&host.source), &error))?;
             format!("{}{}", plan.prefix, path_text(&resolved))
         }
-        Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0)?,
+        Some(LayerSpec::Union(union)) => union::place::name(&union.branch.0),
         Some(layer) => layer.name().to_owned(),
         None => "nacre".to_owned(),
     })

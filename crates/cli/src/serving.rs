@@ -23,25 +23,29 @@ use crate::{
     umount,
     union::{
         self,
+        command::Place,
         run::{UnionAnswer, UnionRequest},
     },
 };
 use nacre_fuse::{FuseOptions, Mount, MountError, TransportChoice};
 use nacre_layers::{
     context::Context,
-    spec::{LayerSpec, RemapSpec, StackSpec},
+    spec::{BranchSpec, LayerSpec, RemapSpec, StackSpec},
     stack::Stack,
 };
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
 use std::{
     io,
+    os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
     sync::{Arc, Weak},
     thread,
     time::{Duration, Instant},
 };
 
+/// How long a mount that nobody here uses any more may take to end. One that lasts longer is held by other mount namespaces.
+const HELD: Duration = Duration::from_secs(1);
 /// How long the kernel may take to drop its caches.
 const TELLING: Duration = Duration::from_secs(10);
 
@@ -77,6 +81,8 @@ pub struct Live {
     pub serving: Arc<Serving>,
     server: Option<Server>,
     mountpoint: PathBuf,
+    /// What was made for it, and goes with it until it [`Live::stays`].
+    begun: Vec<cage::state::Begun>,
 }
 
 impl Live {
@@ -92,9 +98,12 @@ impl Live {
         serve::clear(&plan.mountpoint, plan)?;
         let mountpoint = serve::target(&plan.mountpoint)?;
         let source = serve::source_name(&spec, plan)?;
+        let absent = union::absent::hold_back(&mut spec, &mountpoint, true)?;
         serve::check_sources(&spec, &mountpoint)?;
+        cage::serving::take_over(&spec)?;
         cage::serving::check(&spec, &mountpoint, &context)?;
-        cage::serving::keep_accounts(&mut spec, &mountpoint)?.iter().for_each(|warning| tracing::warn!("{warning}"));
+        let (warnings, begun) = cage::serving::keep_accounts(&mut spec, &mountpoint)?;
+        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let stack = serve::build(&spec, &context)?;
         stack.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
         let mut options = door::options(plan, &spec, &mountpoint, &source);
@@ -111,8 +120,10 @@ impl Live {
             stack,
             context,
             drains: union::serving::Drains::default(),
+            absent: Mutex::new(absent),
             shared,
         });
+        serving.await_branches()?;
         if let Some((_, seat)) = &serving.shared {
             seat.taken(&serving, &mountpoint);
         }
@@ -125,7 +136,12 @@ impl Live {
                 None
             }
         };
-        Ok(Live { serving, server, mountpoint })
+        Ok(Live { serving, server, mountpoint, begun })
+    }
+
+    /// Whoever asked for the mount has heard of it: what was made for it stays.
+    pub fn stays(&mut self) {
+        self.begun.drain(..).for_each(cage::state::Begun::mounted);
     }
 
     /// What the calling thread says goes to the log of this mount, where it has one to itself.
@@ -137,7 +153,7 @@ impl Live {
 
     /// Serves until the mount has ended, and puts everything away.
     pub fn wait(self) {
-        let Live { serving, server, mountpoint } = self;
+        let Live { serving, server, mountpoint, begun: _begun } = self;
         serving.mount.wait();
         // Nothing arrives any more: the books can be closed, and the next start need not count.
         serving.stack.cages().iter().for_each(|cage| cage.shut_down());
@@ -178,6 +194,8 @@ pub struct Serving {
     context: Context,
     /// Of the union, where there is one.
     drains: union::serving::Drains,
+    /// Branches that are not there yet.
+    absent: union::absent::Waiting,
     /// Its log and its place among the other mounts of the process, where it is one of several.
     shared: Option<(Arc<Log>, Seat)>,
 }
@@ -216,7 +234,8 @@ impl Serving {
     fn report(&self) -> Report {
         let (spec, status) = (self.spec.lock().clone(), self.mount.status());
         let cages = cage::serving::reports(&self.stack.cages(), &spec, &status, &self.about);
-        let branches = self.stack.union().map(|union| union::serving::branches(&union, &status.mountpoint)).unwrap_or_default();
+        let absent = self.absent.lock().clone();
+        let branches = self.stack.union().map(|union| union::serving::branches(&union, &status.mountpoint, &absent)).unwrap_or_default();
         Report { cages, branches, ..figures::report(&self.about, spec.to_line(), status) }
     }
 
@@ -237,7 +256,13 @@ impl Serving {
     /// Answers a command on the union, which may change what the stack consists of.
     fn union(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let mountpoint = self.mount.status().mountpoint;
-        let served = union::serving::Served { stack: &self.stack, context: &self.context, mountpoint: &mountpoint, drains: &self.drains };
+        let served = union::serving::Served {
+            stack: &self.stack,
+            context: &self.context,
+            mountpoint: &mountpoint,
+            drains: &self.drains,
+            absent: &self.absent,
+        };
         let seat = self.shared.as_ref().map(|(_, seat)| seat);
         let changes = seat.map_or(Ok(false), |seat| seat.reserve(&request))?;
         let answer = served.answer(request);
@@ -251,6 +276,46 @@ impl Serving {
         answer
     }
 
+    /// Has branches that are missing come in when they are there.
+    fn await_branches(self: &Arc<Serving>) -> Result<(), Failure> {
+        if self.absent.lock().is_empty() {
+            return Ok(());
+        }
+        let (adding, asking) = (Arc::downgrade(self), Arc::downgrade(self));
+        let add = move |absent: &union::absent::Absent, place: &dyn Fn(&[BranchSpec]) -> usize| {
+            let serving = adding.upgrade()?;
+            serving.within(|| serving.take_in(absent, place));
+            Some(())
+        };
+        union::absent::watch(add, move || asking.upgrade().map(|serving| serving.absent.lock().clone()))
+    }
+
+    /// Adds a branch that was missing, if that is possible now.
+    fn take_in(&self, absent: &union::absent::Absent, place: &dyn Fn(&[BranchSpec]) -> usize) {
+        let spec = self.stack.spec();
+        let present: Vec<BranchSpec> = spec
+            .layers
+            .iter()
+            .find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union.branch.0.clone()) } else { None })
+            .unwrap_or_default();
+        let name = path_text(&absent.branch.name());
+        let added = match present.iter().any(|branch| branch.source == absent.branch.source) {
+            // Somebody has added it by hand.
+            true => Ok(()),
+            false => {
+                let place = Place::At(place(&present) + 1);
+                self.union(UnionRequest::Add { branch: absent.branch.text().into_vec(), place }).map(drop)
+            }
+        };
+        match added {
+            Ok(()) => {
+                self.absent.lock().retain(|other| other != absent);
+                tracing::info!(branch = %name, "a branch that was missing is there");
+            }
+            Err(failure) => tracing::debug!(branch = %name, "a branch that was missing cannot be added: {failure}"),
+        }
+    }
+
     /// Returns when nobody is answered any more from what the kernel cached before a change: what a command did can be seen when it returns.
     fn tell_kernel(&self) {
         if !self.mount.delivered(TELLING) {
@@ -259,15 +324,51 @@ impl Serving {
     }
 
     fn unmount(&self, lazy: bool) -> Result<(), Failure> {
+        if !self.mount.attached() {
+            return if lazy { Ok(()) } else { self.end_detached() };
+        }
         let mut ended = self.mount.unmount(lazy);
         // Whoever settles the collected writes of a cage is a user of the mount himself, for a moment.
-        let mut patience = if self.stack.cages().is_empty() { 0 } else { 100 };
-        while patience > 0 && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy) {
+        // Each try takes its time, too: whoever asked must hear of the end of this before he gives up, since what was refused is not done later.
+        let until = Instant::now() + HELD;
+        while !self.stack.cages().is_empty()
+            && Instant::now() < until
+            && ended.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+        {
             thread::sleep(Duration::from_millis(10));
-            patience -= 1;
             ended = self.mount.unmount(lazy);
         }
-        ended.map_err(|error| umount::refused(&path_text(&self.mount.status().mountpoint), &error))
+        let place = || path_text(&self.mount.status().mountpoint);
+        ended.map_err(|error| umount::refused(&place(), &error))?;
+        if lazy || self.ends_soon(Instant::now() + HELD) {
+            return Ok(());
+        }
+        let what =
+            format!("{} is unmounted, but other mount namespaces have it, too: process {} goes on serving it", place(), std::process::id());
+        Err(Failure::new(what)
+            .exit(Exit::Busy)
+            .next(format!("`nacre umount {}` once more ends it there, as long as no file is open", place())))
+    }
+
+    /// The end of a mount that only others can see.
+    fn end_detached(&self) -> Result<(), Failure> {
+        let status = self.mount.status();
+        if status.open_files > 0 {
+            let (place, pid) = (path_text(&status.mountpoint), std::process::id());
+            let what = format!("{place} is unmounted, but {} files in it are still open: process {pid} serves them", status.open_files);
+            let next = format!("it ends with the last of its users; reload or restart them (or `kill {pid}`: then they get errors)");
+            return Err(Failure::new(what).exit(Exit::Busy).next(next));
+        }
+        self.mount.cut_off();
+        Ok(())
+    }
+
+    /// Waits for the end of the mount; false where it does not come.
+    fn ends_soon(&self, until: Instant) -> bool {
+        while !self.mount.ended() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.mount.ended()
     }
 
     /// Puts other rules in place, or has users and groups read again where `rules` is none.
@@ -297,15 +398,24 @@ impl Serving {
         Ok(())
     }
 
-    /// The orderly end that a signal asks for.
-    pub fn end(&self) {
-        let ended = self.mount.unmount(false).or_else(|error| {
-            tracing::info!(%error, "the mount is in use: it is detached and ends with its last user");
-            self.mount.unmount(true)
-        });
+    /// The orderly end that a signal asks for: true where the mount is gone from here, and nobody here used it.
+    fn end(&self) -> bool {
+        if !self.mount.attached() {
+            tracing::info!("the mount is detached: whoever still uses it is cut off");
+            self.mount.cut_off();
+            return false;
+        }
+        let ended = match self.mount.unmount(false) {
+            Ok(()) => return true,
+            Err(error) => {
+                tracing::info!(%error, "the mount is in use: it is detached and ends with its last user");
+                self.mount.unmount(true)
+            }
+        };
         if let Err(error) = ended {
             tracing::error!(%error, "the mount cannot be taken away");
         }
+        false
     }
 }
 
@@ -329,9 +439,11 @@ pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Sen
                 Ok(signal) => signal,
                 Err(error) => return tracing::error!(%error, "signals are not obeyed any more"),
             };
+            let mut gone = Vec::new();
             for serving in mounts(signal) {
                 serving.within(|| match signal {
-                    Signal::Interrupt | Signal::Terminate => serving.end(),
+                    Signal::Interrupt | Signal::Terminate if serving.end() => gone.push(Arc::downgrade(&serving)),
+                    Signal::Interrupt | Signal::Terminate => {}
                     Signal::Hangup | Signal::User1 => {
                         if let Err(failure) = serving.reload(None) {
                             tracing::error!(error = %failure, "users and groups are not reloaded");
@@ -339,10 +451,29 @@ pub fn obey(signals: Signals, mounts: impl Fn(Signal) -> Vec<Arc<Serving>> + Sen
                     }
                 });
             }
+            end_elsewhere(gone);
         }
     };
     let thread = thread::Builder::new().name("nacre-signals".to_owned()).spawn(act);
     thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread for signals", &error))
+}
+
+/// Ends what is left after a moment of mounts that are gone from here, and that nobody here used: other mount namespaces have them, too.
+fn end_elsewhere(mut gone: Vec<Weak<Serving>>) {
+    let until = Instant::now() + HELD;
+    loop {
+        gone.retain(|mount| mount.upgrade().is_some_and(|serving| !serving.mount.ended()));
+        if gone.is_empty() || Instant::now() >= until {
+            break;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    for serving in gone.iter().filter_map(Weak::upgrade) {
+        serving.within(|| {
+            tracing::info!("other mount namespaces have the mount, too: it is cut off there");
+            serving.mount.cut_off();
+        });
+    }
 }
 
 /// Flags that a mount can be given only afterwards.
@@ -354,9 +485,9 @@ fn narrow(door: &Door, mountpoint: &Path) -> Result<(), Failure> {
 }
 
 fn unmountable(error: &MountError) -> Failure {
-    let number = match error {
-        MountError::Mount(error) | MountError::Session(error) | MountError::Thread(error) => error.raw_os_error(),
-        MountError::Root(error) => Some(error.raw()),
+    let kind = match error {
+        MountError::Mount(error) | MountError::Session(error) | MountError::Thread(error) => error.kind(),
+        MountError::Root(error) => io::Error::from_raw_os_error(error.raw()).kind(),
     };
     let failure = Failure::new(error.to_string());
     if failure.what.contains("user_allow_other") {
@@ -364,12 +495,11 @@ fn unmountable(error: &MountError) -> Failure {
             .exit(Exit::Denied)
             .next("--no-allow-other mounts for yourself only; root can put user_allow_other into /etc/fuse.conf");
     }
-    match number {
-        Some(75) => failure.next("an offset moves the owner of the source itself out of the range of ids"),
-        Some(1 | 13) => failure
+    match kind {
+        io::ErrorKind::PermissionDenied => failure
             .exit(Exit::Denied)
             .next("an ordinary user needs fusermount3, the right to write to the mount point, and user_allow_other in /etc/fuse.conf or --no-allow-other"),
-        Some(2) => failure.next("is the FUSE module loaded (modprobe fuse), and fusermount3 installed?"),
+        io::ErrorKind::NotFound => failure.next("is the FUSE module loaded (modprobe fuse), and fusermount3 installed?"),
         _ => failure,
     }
 }

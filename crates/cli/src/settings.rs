@@ -203,6 +203,8 @@ pub struct Settings {
     pub fuse_version: bool,
     /// `-o remount`.
     pub remount: bool,
+    /// `-o nonempty`.
+    pub nonempty: bool,
     /// `--log`.
     pub log: Option<Verbosity>,
     /// `--log-file`.
@@ -407,6 +409,7 @@ impl Settings {
             Opt::SecurityContext | Opt::FsContext | Opt::DefContext | Opt::RootContext => {
                 self.door.kernel_words.push(format!("{}={}", name(option), words::text(name(option), value)?));
             }
+            Opt::NonEmpty => self.nonempty = true,
             Opt::Remount => self.remount = true,
         }
         Ok(())
@@ -472,7 +475,7 @@ impl Settings {
     /// The layers from the bottom up. Rules are there even where none was given yet, so that they can be given later (`nacre reload`);
     /// other layers that would change nothing are left out.
     pub fn layers(&self, source: PathBuf) -> Vec<LayerSpec> {
-        let host = HostSpec { source, ..self.host.clone() };
+        let host = HostSpec { source, noatime: self.door.atime == Some(Atime::No), ..self.host.clone() };
         let mut layers = vec![LayerSpec::Host(host), LayerSpec::Remap(Box::new(self.remap.clone()))];
         if self.throttle != ThrottleSpec::default() {
             layers.push(LayerSpec::Throttle(self.throttle.clone()));

@@ -8,7 +8,9 @@ use crate::{
     control::{self, Peer},
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
+    pool::expected,
     report::{LayerReport, OperationReport, Report, path_text, printable},
+    runtime::Whose,
 };
 use std::{
     io::{IsTerminal, Write},
@@ -27,6 +29,11 @@ const COLUMNS: &[Column] = &[
     Column { name: "source", align: Align::Left, cell: |report, _| report.source.clone() },
     Column { name: "engine", align: Align::Left, cell: |report, _| report.engine.clone() },
     Column { name: "transport", align: Align::Left, cell: |report, _| report.transport.clone() },
+    Column {
+        name: "transport-reason",
+        align: Align::Left,
+        cell: |report, _| report.transport_reason.clone().unwrap_or_else(|| "-".to_owned()),
+    },
     Column { name: "passthrough", align: Align::Left, cell: |report, _| if report.passthrough.on { "on" } else { "off" }.to_owned() },
     Column { name: "coherence", align: Align::Left, cell: |report, _| report.coherence.clone() },
     Column { name: "requests", align: Align::Right, cell: |report, exact| number(report.requests, exact) },
@@ -38,6 +45,7 @@ const COLUMNS: &[Column] = &[
     Column { name: "cache-hits", align: Align::Right, cell: |report, exact| number(report.cache_hits, exact) },
     Column { name: "invalidations", align: Align::Right, cell: |report, exact| number(report.invalidations, exact) },
     Column { name: "full-invalidations", align: Align::Right, cell: |report, exact| number(report.full_invalidations, exact) },
+    Column { name: "attached", align: Align::Left, cell: |report, _| if report.detached { "no" } else { "yes" }.to_owned() },
     Column { name: "pid", align: Align::Right, cell: |report, _| report.pid.to_string() },
     Column { name: "uid", align: Align::Right, cell: |report, _| report.uid.to_string() },
     Column {
@@ -60,7 +68,10 @@ fn number(number: u64, exact: bool) -> String {
 /// A column that does not exist, a mount point where nothing of ours is mounted.
 pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
     let columns = choose(view)?;
-    let reports = gather(mountpoints)?;
+    let reports = gather(mountpoints, view.everybody)?;
+    if mountpoints.is_empty() && !view.everybody && !view.scripted {
+        tell_of_others();
+    }
     if view.json {
         let json = serde_json::to_string_pretty(&reports).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
         return Ok(json + "\n");
@@ -79,15 +90,20 @@ pub fn run(view: &View, mountpoints: &[PathBuf]) -> Result<String, Failure> {
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted.
-pub fn gather(mountpoints: &[PathBuf]) -> Result<Vec<Report>, Failure> {
-    let found = control::find();
-    for pid in &found.silent {
-        // A warning that nobody can read is not worth failing for.
-        let _ = writeln!(std::io::stderr(), "nacre: process {pid} serves a mount and does not answer");
-    }
+pub fn gather(mountpoints: &[PathBuf], everybody: bool) -> Result<Vec<Report>, Failure> {
+    let found = control::find(&match mountpoints {
+        [] => Whose::told(everybody),
+        named => control::whose(named),
+    });
+    found.tell_silent();
     // To ask a mount whose process is stuck would be to wait for it.
     let dead = if found.silent.is_empty() { dead(&found.peers) } else { Vec::new() };
     if mountpoints.is_empty() {
+        for lost in expected::lost(&[]) {
+            let failure = lost.failure();
+            let _ = writeln!(std::io::stderr(), "nacre: {}; {}", failure.what, failure.next);
+        }
+        tell_detached(found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached, peer.report.pid)));
         for place in &dead {
             let _ = writeln!(std::io::stderr(), "nacre: the mount at {place} has lost its process; `nacre umount {place}` removes it");
         }
@@ -113,13 +129,35 @@ pub fn gather(mountpoints: &[PathBuf]) -> Result<Vec<Report>, Failure> {
     Ok(chosen)
 }
 
+/// Says that other users have mounts, as far as the kernel tells. Their processes are not asked: they could make root wait.
+fn tell_of_others() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // Without a table of mounts, there are none to tell of.
+    let foreign = mountinfo::read().unwrap_or_default().iter().filter(|entry| entry.is_served() && entry.user() != Some(0)).count();
+    if foreign > 0 {
+        let _ = writeln!(std::io::stderr(), "nacre: {foreign} mounts of other users: --all-users asks the processes that serve them");
+    }
+}
+
+/// What a mount is that only its users can still see.
+const DETACHED: &str = "detached: in use by open files or in other mount namespaces";
+
+/// Says which mounts (place, detached or not, process) are not where they were.
+pub fn tell_detached<'a>(mounts: impl Iterator<Item = (&'a String, bool, u32)>) {
+    for (place, _, pid) in mounts.filter(|(_, detached, _)| *detached) {
+        let place = printable(place.as_bytes());
+        // A warning that nobody can read is not worth failing for.
+        let _ = writeln!(std::io::stderr(), "nacre: the mount at {place} is {DETACHED}; `nacre umount {place}` or `kill {pid}` ends it");
+    }
+}
+
 /// Where mounts of ours are that nobody serves any more; `served` are those that answer.
 fn dead(served: &[Peer]) -> Vec<String> {
     use rustix::io::Errno;
-    let own = format!("user_id={}", rustix::process::geteuid().as_raw());
-    let ours = |entry: &mountinfo::MountEntry| {
-        ["fuse.nacre", "fuse.bindfs", "fuse.fuse-overlayfs"].contains(&entry.kind.as_str()) && entry.data.split(',').any(|word| word == own)
-    };
+    let own = Some(rustix::process::geteuid().as_raw());
+    let ours = |entry: &mountinfo::MountEntry| entry.is_served() && entry.user() == own;
     // Without a table of mounts, there are none to tell of.
     let entries = mountinfo::read().unwrap_or_default().into_iter().filter(ours);
     let unserved = entries.filter(|entry| !served.iter().any(|peer| peer.report.mountpoint == path_text(&entry.mountpoint)));
@@ -135,12 +173,25 @@ fn sanitised(mut report: Report) -> Report {
             *text = printable(text.as_bytes());
         }
     };
-    let Report { mountpoint, source, engine, engine_reason, stack, transport, coherence, passthrough, operations, cages, branches, .. } =
-        &mut report;
+    let Report {
+        mountpoint,
+        source,
+        engine,
+        engine_reason,
+        stack,
+        transport,
+        transport_reason,
+        coherence,
+        passthrough,
+        operations,
+        cages,
+        branches,
+        ..
+    } = &mut report;
     for text in [mountpoint, source, engine, engine_reason, stack, transport, coherence] {
         clean(text);
     }
-    passthrough.why_not.iter_mut().for_each(clean);
+    passthrough.why_not.iter_mut().chain(transport_reason).for_each(clean);
     operations.iter_mut().for_each(|operation| clean(&mut operation.name));
     cages.iter_mut().for_each(crate::cage::find::sanitise);
     branches.iter_mut().for_each(crate::union::run::sanitise);
@@ -163,8 +214,11 @@ fn choose(view: &View) -> Result<Vec<&'static Column>, Failure> {
 }
 
 fn table(reports: &[Report], chosen: &[&Column], view: &View, bold: bool) -> String {
-    let rows: Vec<Vec<String>> =
-        reports.iter().map(|report| chosen.iter().map(|column| (column.cell)(report, view.exact)).collect()).collect();
+    let cell = |report: &Report, column: &Column| match (column.cell)(report, view.exact) {
+        place if column.name == "mountpoint" && report.detached && !view.scripted => format!("{place} (detached)"),
+        text => text,
+    };
+    let rows: Vec<Vec<String>> = reports.iter().map(|report| chosen.iter().map(|column| cell(report, column)).collect()).collect();
     if view.scripted {
         return columns::scripted(&rows);
     }
@@ -181,11 +235,14 @@ fn detail(report: &Report, exact: bool) -> String {
     };
     let count = |value| number(value, exact);
     let lines = [
-        ("mountpoint", report.mountpoint.clone()),
+        ("mountpoint", if report.detached { format!("{} ({DETACHED})", report.mountpoint) } else { report.mountpoint.clone() }),
         ("source", report.source.clone()),
         ("engine", format!("{} ({})", report.engine, report.engine_reason)),
         ("stack", report.stack.clone()),
-        ("transport", report.transport.clone()),
+        (
+            "transport",
+            report.transport_reason.as_ref().map_or(report.transport.clone(), |why| format!("{} (no io_uring: {why})", report.transport)),
+        ),
         ("passthrough", passthrough),
         ("coherence", report.coherence.clone()),
         ("invalidations", format!("{} ({} of everything)", count(report.invalidations), count(report.full_invalidations))),
@@ -293,7 +350,7 @@ mod tests {
     #[test]
     fn scripts_get_exact_columns() {
         let columns = Some(vec!["mountpoint".to_owned(), "requests".to_owned(), "uptime".to_owned()]);
-        let view = View { json: false, scripted: true, exact: true, columns };
+        let view = View { json: false, scripted: true, exact: true, columns, everybody: false };
         assert_eq!(table(&[report()], &choose(&view).unwrap(), &view, false), "/mnt/a\t123456\t90\n");
         let wrong = View { columns: Some(vec!["bogus".to_owned()]), ..View::default() };
         assert!(choose(&wrong).is_err());
@@ -309,6 +366,22 @@ mod tests {
             text,
             "MOUNTPOINT  SOURCE  ENGINE  TRANSPORT  PASSTHROUGH  REQUESTS  UPTIME\n/mnt/a      /srv    fuse    uring      off              123k    90 s\n"
         );
+    }
+
+    #[test]
+    fn reasons_do_not_widen_the_table() {
+        let why = "the kernel does not offer it".to_owned();
+        let report = Report { transport: "device".to_owned(), transport_reason: Some(why), detached: true, ..report() };
+        let view = View::default();
+        let text = table(std::slice::from_ref(&report), &choose(&view).unwrap(), &view, false);
+        assert_eq!(text.lines().nth(1).unwrap(), "/mnt/a (detached)  /srv    fuse    device     off              123k    90 s");
+        assert!(detail(&report, false).contains("\ntransport     device (no io_uring: the kernel does not offer it)\n"));
+        let columns = Some(["mountpoint", "transport", "transport-reason", "attached"].map(str::to_owned).to_vec());
+        let view = View { scripted: true, columns, ..View::default() };
+        let text = table(std::slice::from_ref(&report), &choose(&view).unwrap(), &view, false);
+        assert_eq!(text, "/mnt/a\tdevice\tthe kernel does not offer it\tno\n");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((&json["transport"], &json["transport_reason"]), (&"device".into(), &"the kernel does not offer it".into()));
     }
 
     #[test]

@@ -18,12 +18,12 @@ use std::{
 ///
 /// # Errors
 /// A mount point where nothing of ours is mounted; output that cannot be written.
-pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf]) -> Result<(), Failure> {
+pub fn run(rounds: Option<u64>, interval: f64, mountpoints: &[PathBuf], everybody: bool) -> Result<(), Failure> {
     let terminal = io::stdout().is_terminal();
     let mut before: Option<(Instant, Vec<Report>)> = None;
     let mut round = 0;
     loop {
-        let now = (Instant::now(), status::gather(mountpoints)?);
+        let now = (Instant::now(), status::gather(mountpoints, everybody)?);
         let seconds = before.as_ref().map(|(then, _)| now.0.duration_since(*then).as_secs_f64());
         let old = before.as_ref().map_or(&[][..], |(_, reports)| reports);
         let mut text = frame(old, &now.1, seconds, terminal);

@@ -6,26 +6,35 @@ use crate::{
     failure::{Exit, Failure},
     kernel_engine, mountinfo,
     report::path_text,
+    runtime::Whose,
 };
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
-/// Unmounts everything that is named, in order.
-///
-/// # Errors
-/// The first mount that could not be taken away; those before it are gone.
-pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> Result<(), Failure> {
-    let mut peers = control::peers();
+/// Unmounts everything that is named, in order, and goes on after what could not be taken away, as umount(8) does. Each failure is told as it
+/// happens; the answer is the exit code of the first.
+pub fn run(lazy: bool, mountpoints: &[PathBuf]) -> ExitCode {
+    // Our own alone: a mount of another user is ended by the kernel, whatever that user's process does.
+    let mut peers = control::find(&Whose::Ours).peers;
+    let mut first = None;
     for mountpoint in mountpoints {
-        let mountpoint = control::lexical(mountpoint)?;
-        one(lazy, &mountpoint, &mut peers)?;
+        let done = control::lexical(mountpoint).and_then(|mountpoint| one(lazy, &mountpoint, &mut peers));
+        if let Err(failure) = done {
+            let code = failure.report("nacre");
+            first.get_or_insert(code);
+        }
     }
-    Ok(())
+    first.unwrap_or(ExitCode::SUCCESS)
 }
 
 fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failure> {
     let text = path_text(mountpoint);
     // The topmost of several mounts at one place is the one in the table last; of those that answer, the youngest comes first.
-    if let Some(place) = peers.iter().position(|peer| peer.report.mountpoint == text) {
+    let at = |detached| peers.iter().position(|peer| peer.report.mountpoint == text && peer.report.detached == detached);
+    let (seen, detached) = (at(false), at(true));
+    if let Some(place) = seen {
         return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
     }
     if let Some(record) = cage::find::record(mountpoint)?.filter(|record| record.mountpoint == mountpoint || record.directory == mountpoint)
@@ -34,13 +43,17 @@ fn one(lazy: bool, mountpoint: &Path, peers: &mut Vec<Peer>) -> Result<(), Failu
     }
     let mounted = mountinfo::read()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint);
     let Some(entry) = mounted else {
+        if let Some(place) = detached {
+            // What other mount namespaces hold.
+            return peers.remove(place).ask(&Request::Unmount { lazy }).map(drop);
+        }
         return Err(Failure::new(format!("nothing is mounted at {text}")).exit(Exit::NotFound).next("`nacre status` lists the mounts"));
     };
     let of_the_kernel = kernel_engine::records()?.iter().any(|report| report.mountpoint == text);
     if !of_the_kernel && !entry.kind.starts_with("fuse") {
         return Err(Failure::new(format!("what is mounted at {text} ({}) is no mount of nacre", entry.kind)).next("umount(8) unmounts it"));
     }
-    fusewire::unmount_path(mountpoint, lazy).map_err(|error| refused(&text, &error))?;
+    fusewire::unmount(entry.identity(), lazy).map_err(|error| refused(&text, &error))?;
     // Looking drops the record of what is gone.
     kernel_engine::records().map(drop)
 }

@@ -3,6 +3,8 @@
 //! `nacre union` mounts them ([`command`], [`plan`]: pure) where they can stand ([`place`]); its verbs ask the
 //! process that serves one ([`run`], [`serving`]).
 
+pub mod absent;
+pub mod balancing;
 pub mod command;
 pub mod list;
 pub mod metrics;

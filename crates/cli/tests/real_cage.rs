@@ -303,6 +303,26 @@ fn what_was_there_before_counts() {
 }
 
 #[test]
+fn a_limit_that_the_disk_cannot_hold_is_told_and_taken() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let told = |words: &[&str]| {
+        let output = fixture.nacre(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let source = fixture.source.to_str().unwrap();
+    let said = told(&["cage", "--size", "1E", source]);
+    assert!(said.contains("1E is more than the file system of") && said.lines().count() == 1, "{said}");
+    assert_eq!(told(&["cage", "resize", source, "1M"]), "");
+    let said = told(&["cage", "resize", source, "1E"]);
+    assert!(said.contains("1E is more than the file system of"), "{said}");
+    told(&["umount", source]);
+}
+
+#[test]
 fn more_than_the_limit_is_no_error_and_cannot_grow() {
     if !as_root() {
         return;
@@ -451,11 +471,95 @@ fn an_end_with_open_files_comes_with_the_last_of_them() {
     let output = fixture.nacre([OsStr::new("cage"), OsStr::new("--size=2M"), place.as_os_str()]);
     assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("still open"), "{}", text(&output.stderr));
+    assert_eq!(Cage::of(&fixture, &place).0["attached"], false);
     assert!(!is_mounted(&place));
     drop(log);
     assert_eq!(fixture.ended(), Some(0));
     fixture.start(&["cage", "--size=2M"], place.as_ref(), &place);
     assert_eq!(Cage::of(&fixture, &place).number("used"), MIB);
+}
+
+#[test]
+fn told_to_end_twice_it_does_not_wait_for_open_files() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let place = fixture.source.clone();
+    fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
+    let mut log = OpenOptions::new().append(true).create(true).open(place.join("log")).unwrap();
+    log.write_all(&[1; 5000]).unwrap();
+    fixture.signal(Signal::TERM);
+    eventually("detached", || !is_mounted(&place));
+    log.write_all(&[2; 5000]).unwrap();
+    fixture.signal(Signal::TERM);
+    assert_eq!(fixture.ended(), Some(0));
+    // What write(2) had taken has arrived, collected or not.
+    assert_eq!(fs::read(place.join("log")).unwrap(), [[1; 5000], [2; 5000]].concat());
+    assert_eq!(log.write(&[3]).unwrap_err().raw_os_error(), Some(107));
+}
+
+/// Pages of what others changed are dropped by opening it.
+#[test]
+fn a_fifo_that_others_write_to_does_not_keep_it() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::cage(&["--size=1G"]);
+    assert_eq!(Cage::of(&fixture, &fixture.mountpoint).text("mode"), "collected");
+    sh(&fixture.source, "mkfifo fifo");
+    let told = || mounting::status::Status::of(&fixture.mountpoint).number("invalidations");
+    let before = told();
+    eventually("the change is heard of", || {
+        // What is told is only what the kernel knows: that of its making may have come in between.
+        fs::metadata(fixture.at("fifo")).unwrap();
+        sh(&fixture.source, "exec 3<>fifo; echo content >&3");
+        told() > before
+    });
+    fixture.signal(Signal::TERM);
+    assert_eq!(fixture.ended(), Some(0));
+}
+
+#[test]
+fn what_only_other_mount_namespaces_hold_is_detached() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let place = fixture.source.clone();
+    let first = fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
+    let elsewhere = mounting::Namespace::holding(&place);
+    assert!(run("umount", [&place]).status.success());
+    let seen_there = elsewhere.at(&place).join("file");
+    fs::write(&seen_there, "limited").unwrap();
+    let told = Cage::of(&fixture, &place);
+    assert_eq!((&told.0["attached"], told.number("pid")), (&false.into(), u64::from(first)));
+    let status = fixture.nacre(["cage", "status", place.to_str().unwrap()]);
+    assert!(text(&status.stdout).contains("not mounted"), "{}", text(&status.stdout));
+    // Another one takes the place over.
+    let second = fixture.start(&["cage", "--size=2M"], place.as_ref(), &place);
+    eventually("the first cage has ended", || mounting::is_gone(first));
+    assert_eq!(fs::read(&seen_there).unwrap_err().raw_os_error(), Some(107));
+    let told = Cage::of(&fixture, &place);
+    assert_eq!((&told.0["attached"], told.number("pid"), told.number("limit")), (&true.into(), u64::from(second), 2 * MIB));
+    // A command says that it goes on elsewhere, and ends it there when asked again.
+    let elsewhere = mounting::Namespace::holding(&place);
+    let umount = || fixture.nacre([OsStr::new("umount"), place.as_os_str()]);
+    let output = umount();
+    assert_eq!(output.status.code(), Some(5), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("other mount namespaces"), "{}", text(&output.stderr));
+    assert!(!is_mounted(&place));
+    let output = umount();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fixture.ended(), Some(0));
+    drop(elsewhere);
+    // A signal does not leave it there.
+    fixture.start(&["cage", "--size=1M"], place.as_ref(), &place);
+    let elsewhere = mounting::Namespace::holding(&place);
+    fixture.signal(Signal::TERM);
+    assert_eq!(fixture.ended(), Some(0));
+    assert_eq!(fs::read(elsewhere.at(&place).join("file")).unwrap_err().raw_os_error(), Some(107));
+    assert_eq!(fs::read(place.join("file")).unwrap(), b"limited");
 }
 
 #[test]

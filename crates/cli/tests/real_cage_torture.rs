@@ -207,7 +207,7 @@ fn all_end(writers: &mut [Child]) {
     let start = Instant::now();
     for writer in writers {
         while writer.try_wait().unwrap().is_none() {
-            assert!(start.elapsed() < Duration::from_secs(60), "a writer hangs");
+            assert!(start.elapsed() < mounting::PATIENCE, "a writer hangs");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(writer.wait().unwrap().success(), "a writer has failed");
@@ -281,7 +281,8 @@ fn killed_at_any_moment() {
         assert!(right && making <= KINDS_TO_KILL.len() as u64, "round {round} {writes}: {bytes} and {inodes} there, {}", cage.0);
         assert_eq!(cage.text("start"), "crashed");
         let corrected = cage.0["corrected"].as_i64().unwrap();
-        let most = i64::try_from(late + making * 4096).unwrap();
+        // The count may have ended before it was asked about: then nothing says any more how many were being made.
+        let most = i64::try_from(late + KINDS_TO_KILL.len() as u64 * 4096).unwrap();
         assert!((0..=most).contains(&corrected), "round {round} {writes}: right without a count: {}", cage.0);
         eventually("everything is counted", || {
             let cage = Cage::of(&fixture, &fixture.mountpoint);

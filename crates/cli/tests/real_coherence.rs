@@ -5,9 +5,16 @@
 
 mod mounting;
 
-use mounting::{Fixture, as_root, eventually};
+use mounting::resting::{busy, marked_file_systems, rested};
+use mounting::status::Status;
+use mounting::{Fixture, as_root, eventually, sh, text};
+use rustix::process::Signal;
+use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// A mount with everything of the source in its caches.
@@ -99,6 +106,67 @@ fn a_watched_source_shows_each_change_soon() {
         eventually(what, || seen(&fixture));
         println!("{what}: {:?}", start.elapsed());
     }
+}
+
+#[test]
+fn a_source_that_nobody_asks_for_shows_each_change_soon() {
+    if !as_root() {
+        return;
+    }
+    for (what, change, seen) in CHANGES {
+        let fixture = warmed(&["--coherence=watch"]);
+        assert!(!seen(&fixture), "{what} is seen before it is made");
+        rested(&fixture);
+        change(&fixture);
+        eventually(what, || seen(&fixture));
+        // Also once everything is heard again, and then not.
+        rested(&fixture);
+        fs::write(fixture.below("later"), "later").unwrap();
+        eventually("a later name", || fs::read(fixture.at("later")).is_ok_and(|content| content == b"later"));
+    }
+}
+
+#[test]
+fn a_mount_that_nobody_asks_hears_only_of_its_own_files() {
+    if !as_root() {
+        return;
+    }
+    let fixture = warmed(&["--coherence=watch"]);
+    let heard = || Status::of(&fixture.mountpoint).number("invalidations");
+    let mode = |mode: u32| {
+        fs::set_permissions(fixture.below("file"), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        eventually("the mode is seen", || fs::metadata(fixture.at("file")).unwrap().mode() & 0o777 == mode);
+    };
+    eventually("a rest that no change of a known file ends", || {
+        rested(&fixture);
+        mode(0o640);
+        let before = heard();
+        busy(&fixture.source.with_file_name("elsewhere"), 10_000);
+        // What happened before has been heard by then.
+        mode(0o600);
+        let after = heard();
+        assert!(after - before < 100, "{before} changes heard, then {after}");
+        // A name that the kernel has just dropped is looked for again, which ends it.
+        marked_file_systems(fixture.pid()) == 0
+    });
+    // A name that nobody knows yet.
+    assert!(fs::metadata(fixture.at("directory/unknown")).is_err());
+    assert!(marked_file_systems(fixture.pid()) > 0);
+}
+
+#[test]
+fn what_is_mounted_inside_stays_while_nobody_asks() {
+    if !as_root() {
+        return;
+    }
+    let fixture = warmed(&["--coherence=watch"]);
+    mounting::sh(&fixture.mountpoint, "mount -t tmpfs inside directory && touch directory/inside");
+    rested(&fixture);
+    fs::write(fixture.below("file"), "new content").unwrap();
+    eventually("a change", || fs::read(fixture.at("file")).is_ok_and(|content| content == b"new content"));
+    assert!(fs::metadata(fixture.at("directory/inside")).is_ok());
+    mounting::sh(&fixture.mountpoint, "umount directory");
+    assert!(fs::metadata(fixture.at("directory/inner")).is_ok());
 }
 
 #[test]
@@ -238,7 +306,13 @@ fn watchers_in_the_mount_are_told() {
     if !as_root() {
         return;
     }
+    watchers_are_told(&warmed(&["--notify-watchers"]));
     let fixture = warmed(&["--notify-watchers"]);
+    rested(&fixture);
+    watchers_are_told(&fixture);
+}
+
+fn watchers_are_told(fixture: &Fixture) {
     let act = || {
         fs::write(fixture.below("new"), "x").unwrap();
         fs::write(fixture.below("file"), "changed").unwrap();
@@ -264,4 +338,100 @@ fn watchers_in_the_mount_see_what_happens_there() {
         fs::remove_file(fixture.at("other")).unwrap();
     };
     reported(&fixture.mountpoint, act, &["create new", "delete other"]).unwrap();
+}
+
+/// How often the mount has told the kernel that anything may have changed.
+fn full_invalidations(fixture: &Fixture) -> u64 {
+    let output = fixture.nacre([OsStr::new("metrics"), fixture.mountpoint.as_os_str()]);
+    let told = text(&output.stdout);
+    let line = told.lines().find(|line| line.starts_with("nacre_full_invalidations_total")).expect("the counter");
+    line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Makes changes of which no notice arrives: more follow than the kernel keeps for somebody who does not listen.
+fn unheard(fixture: &Fixture, changes: impl FnOnce()) {
+    let kept =
+        |of: &str| fs::read_to_string(format!("/proc/sys/fs/{of}/max_queued_events")).map_or(16384, |text| text.trim().parse().unwrap());
+    let before = full_invalidations(fixture);
+    fixture.signal(Signal::STOP);
+    changes();
+    for number in 0..kept("fanotify").max(kept("inotify")) + 1000_u64 {
+        fs::write(fixture.below(format!("storm/{number}")), "").unwrap();
+    }
+    fixture.signal(Signal::CONT);
+    eventually("the overflow of the queue", || full_invalidations(fixture) > before);
+}
+
+fn mount_inside(at: &Path) {
+    sh(Path::new("/"), &format!("mount -t tmpfs inside '{0}' && touch '{0}/mark'", at.display()));
+}
+
+#[test]
+fn what_others_have_mounted_inside_stays() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror_of(&[], |source| {
+        for directory in ["storm", "elsewhere", "deep", "deep/place"] {
+            fs::create_dir(source.join(directory)).unwrap();
+        }
+        fs::write(source.join("file"), "old").unwrap();
+        fs::write(source.join("deep/moved"), "old").unwrap();
+    });
+    let seen = |name: &str| fs::metadata(fixture.at(name)).is_ok();
+    assert!(seen("file") && seen("deep/moved") && !seen("new") && !seen("deep/to"));
+    assert_eq!(fs::read_dir(fixture.at("storm")).unwrap().count(), 0);
+    // As a container engine does: in a mount namespace of its own.
+    let script = "mount -t tmpfs inside \"$1\" && touch \"$1/mark\" && echo mounted && read go && test -e \"$1/mark\" && echo there";
+    let mut container = Command::new("unshare")
+        .args(["-m", "sh", "-ec", script, "sh"])
+        .arg(fixture.at("elsewhere"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(container.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "mounted");
+    unheard(&fixture, || {
+        fs::remove_file(fixture.below("file")).unwrap();
+        fs::write(fixture.below("new"), "").unwrap();
+        fs::rename(fixture.below("deep/moved"), fixture.below("deep/to")).unwrap();
+    });
+    eventually("what is there now", || !seen("file") && seen("new") && !seen("deep/moved") && seen("deep/to") && seen("elsewhere"));
+    mount_inside(&fixture.at("deep/place"));
+    let reloaded = fixture.nacre([OsStr::new("reload"), fixture.mountpoint.as_os_str(), OsStr::new("--perms=a-w")]);
+    assert!(reloaded.status.success(), "{}", text(&reloaded.stderr));
+    assert!(seen("deep/place/mark"), "rules were reloaded");
+    // Another branch, or a name that others make and remove, changes nothing of what is mounted.
+    fs::set_permissions(fixture.below("deep"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    fs::write(fixture.below("deep/beside"), "").unwrap();
+    eventually("the name beside", || seen("deep/beside"));
+    assert!(seen("deep/place/mark"));
+    container.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    assert_eq!(said.next().map(Result::unwrap).as_deref(), Some("there"), "in the other mount namespace");
+    container.wait().unwrap();
+    sh(Path::new("/"), &format!("umount '{}'", fixture.at("deep/place").display()));
+    fixture.unmount();
+}
+
+#[test]
+fn a_directory_that_has_just_been_made_below_can_be_mounted_on() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = warmed(&[]);
+    let names: Vec<String> = (0..40).map(|number| format!("directory/{number}")).collect();
+    for name in &names {
+        fs::create_dir(fixture.below(name)).unwrap();
+        mount_inside(&fixture.at(name));
+    }
+    // Whatever was told is told in order.
+    fs::write(fixture.below("directory/last"), "").unwrap();
+    eventually("the last name", || fs::metadata(fixture.at("directory/last")).is_ok());
+    let left: Vec<&String> = names.iter().filter(|name| fs::metadata(fixture.at(name).join("mark")).is_err()).collect();
+    assert!(left.is_empty(), "nothing is mounted any more at {left:?}");
+    for name in &names {
+        sh(Path::new("/"), &format!("umount '{}'", fixture.at(name).display()));
+    }
+    fixture.unmount();
 }

@@ -90,6 +90,20 @@ fn a_copy_that_is_killed_again_and_again_becomes_whole() {
 }
 
 #[test]
+fn a_copy_that_was_killed_before_its_first_note_goes_on() {
+    let place = scratch();
+    let (source, dest) = (place.path().join("source"), place.path().join("dest"));
+    plant(&source, 3);
+    fs::create_dir(&dest).unwrap();
+    // The note is written under this name first.
+    fs::write(dest.join(".nacre-copy-state.new"), "{\"vers").unwrap();
+    copies([source.as_os_str(), dest.as_os_str()]);
+    let mut there = Vec::new();
+    files(&dest, &mut there);
+    assert_eq!(there.len(), 3, "{there:?}");
+}
+
+#[test]
 fn a_full_destination_ends_the_copy_which_goes_on_when_there_is_room() {
     if !as_root() {
         return;

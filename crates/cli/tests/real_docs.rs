@@ -1,4 +1,4 @@
-//! The examples in `docs/commands/*.md` are executed: what a page shows is what the program does.
+//! The examples in `README.md` and `docs/commands/*.md` are executed: what a page shows is what the program does.
 //!
 //! The form is told in `docs/commands/README.md`: `$` commands (continued by `>`), `? N` the exit code where it is not 0, then the
 //! output on both channels, with `[..]` for anything within a line and `...` for any number of lines. The examples of a page run in one
@@ -140,9 +140,10 @@ fn every_page_tells_the_truth() {
     if !as_root() {
         return;
     }
-    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands");
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let wanted = std::env::var("NACRE_TEST_PAGE").unwrap_or_default();
-    let mut pages: Vec<PathBuf> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let commands = fs::read_dir(root.join("docs/commands")).unwrap().map(|entry| entry.unwrap().path());
+    let mut pages: Vec<PathBuf> = commands.chain([root.join("README.md")]).collect();
     pages.retain(|page| page.file_name().unwrap().to_string_lossy().contains(&wanted));
     pages.sort();
     let mut wrong = Vec::new();

@@ -6,77 +6,20 @@
 
 mod mounting;
 
-use mounting::{as_root, finish, is_mounted, nacre, scratch, text};
+use mounting::{
+    as_root, finish, is_mounted, nacre,
+    pools::{Pool, Yard},
+    text,
+};
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
-/// Whom every system has: fusermount3 asks for the name.
-const NOBODY: u32 = 65_534;
-
-/// A pool on a file, mounted in a scratch directory; it goes with the test.
-struct Pool {
-    place: tempfile::TempDir,
-    name: String,
-    user: Option<u32>,
-}
-
 impl Pool {
-    fn new(short: &str, more: &[&str]) -> Pool {
-        Pool::of(short, more, None)
-    }
-
-    fn of(short: &str, more: &[&str], user: Option<u32>) -> Pool {
-        let pool = Pool { place: scratch(), name: format!("fs{short}{}", std::process::id()), user };
-        if let Some(uid) = user {
-            fs::set_permissions(pool.place.path(), fs::Permissions::from_mode(0o755)).unwrap();
-            let home = pool.path("home");
-            fs::create_dir(&home).unwrap();
-            std::os::unix::fs::chown(&home, Some(uid), Some(uid)).unwrap();
-            fs::create_dir(pool.path("home/run")).unwrap();
-            std::os::unix::fs::chown(pool.path("home/run"), Some(uid), Some(uid)).unwrap();
-            fs::set_permissions(pool.path("home/run"), fs::Permissions::from_mode(0o700)).unwrap();
-        }
-        let image = pool.path(if user.is_some() { "home/image" } else { "image" });
-        let at = pool.root();
-        let mut words = vec!["pool", "create", "--size", "256M", "-m", at.to_str().unwrap()];
-        words.extend(more);
-        words.extend([pool.name.as_str(), image.to_str().unwrap()]);
-        pool.nacre(&words);
-        pool
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
-    }
-
-    /// Where the pool's own file system is mounted.
-    fn root(&self) -> PathBuf {
-        self.path(if self.user.is_some() { "home/tank" } else { "tank" })
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(nacre());
-        command.arg0(program).current_dir(self.place.path()).env("LC_ALL", "C").env("TZ", "UTC").env("NO_COLOR", "1");
-        command.env("NACRE_STATE_DIR", self.path("state"));
-        if let Some(uid) = self.user {
-            command.uid(uid).gid(uid).env("HOME", self.path("home")).env("XDG_RUNTIME_DIR", self.path("home/run"));
-            command.env("NACRE_STATE_DIR", self.path("home/state"));
-        }
-        command
-    }
-
-    fn nacre(&self, words: &[&str]) -> String {
-        let output = finish(self.command("nacre").args(words));
-        assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    /// `@` stands for the pool's name in what is said about file systems.
+    /// `%` stands for the pool's name in what is said about file systems.
     fn words(&self, line: &str) -> Vec<String> {
         line.split(' ').map(|word| word.replace('%', &self.name)).collect()
     }
@@ -93,25 +36,20 @@ impl Pool {
     }
 
     /// The exit code and what it says instead of doing it.
-    fn refused(&self, line: &str) -> (i32, String) {
+    fn refuses(&self, line: &str) -> (i32, String) {
         let output = self.try_fs(line);
         assert!(!output.status.success(), "{line} succeeded: {}", text(&output.stdout));
         (output.status.code().unwrap(), text(&output.stderr).replace(&self.name, "%"))
     }
 
     fn check(&self) {
-        self.nacre(&["pool", "sync", &self.name]);
-        self.nacre(&["pool", "check", &self.name]);
+        self.nacre(&["pool", "sync", "%"]);
+        self.nacre(&["pool", "check", "%"]);
     }
 }
 
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Whatever state it is in: the directory is cleared in any case.
-        let _ = self.command("nacre").args(["pool", "export", "-f", &self.name]).output();
-        mounting::clear(self.place.path());
-    }
-}
+/// Whom every system has: fusermount3 asks for the name.
+const NOBODY: u32 = 65_534;
 
 fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap()
@@ -122,31 +60,31 @@ fn a_snapshot_holds_what_was_written_and_not_synced() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("snap", &[]);
+    let pool = Pool::made("snap", "256M", &[]);
     pool.fs("create %/a");
     let mut files = Vec::new();
     // Open, not synced, not closed: the kernel may keep all of it.
     for number in 0..20 {
-        let mut file = fs::File::create(pool.root().join(format!("a/{number}"))).unwrap();
+        let mut file = fs::File::create(pool.at("").join(format!("a/{number}"))).unwrap();
         file.write_all(&vec![number; 100_000]).unwrap();
         files.push(file);
     }
     pool.fs("snapshot -r %@now");
     for (number, file) in files.iter_mut().enumerate() {
         file.write_all(b"later").unwrap();
-        let then = pool.root().join(format!("a/.zfs/snapshot/now/{number}"));
+        let then = pool.at("").join(format!("a/.zfs/snapshot/now/{number}"));
         assert_eq!(fs::read(then).unwrap(), vec![number as u8; 100_000]);
     }
-    let reading = fs::File::open(pool.root().join("a/.zfs/snapshot/now/3")).unwrap();
-    assert_eq!(pool.refused("destroy %/a@now").0, 5);
+    let reading = fs::File::open(pool.at("").join("a/.zfs/snapshot/now/3")).unwrap();
+    assert_eq!(pool.refuses("destroy %/a@now").0, 5);
     drop(reading);
     pool.fs("clone %/a@now %/c");
-    assert_eq!(fs::read(pool.root().join("c/7")).unwrap(), vec![7; 100_000]);
-    fs::write(pool.root().join("c/7"), "mine").unwrap();
+    assert_eq!(fs::read(pool.at("").join("c/7")).unwrap(), vec![7; 100_000]);
+    fs::write(pool.at("").join("c/7"), "mine").unwrap();
     pool.fs("promote %/c");
     assert_eq!(pool.fs("list -H -o name,origin -r %"), "%\t-\n%/a\t%/c@now\n%/c\t-\n");
     drop(files);
-    assert_eq!(fs::metadata(pool.root().join("a/7")).unwrap().len(), 100_005);
+    assert_eq!(fs::metadata(pool.at("").join("a/7")).unwrap().len(), 100_005);
     pool.check();
 }
 
@@ -155,32 +93,32 @@ fn mounts_follow_names_and_properties() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("move", &[]);
+    let pool = Pool::made("move", "256M", &[]);
     let elsewhere = pool.path("elsewhere");
     for name in ["%/a", "%/a/b"] {
         pool.fs(&format!("create {name}"));
     }
-    fs::write(pool.root().join("a/b/f"), "content").unwrap();
+    fs::write(pool.at("").join("a/b/f"), "content").unwrap();
     pool.fs(&format!("set mountpoint={} %/a", elsewhere.display()));
     assert_eq!(read(elsewhere.join("b/f")), "content");
-    assert!(!pool.root().join("a").exists(), "the directory that was made for the mount is still there");
+    assert!(!pool.at("").join("a").exists(), "the directory that was made for the mount is still there");
     // One file in use below keeps everything where it is.
     let held = fs::File::open(elsewhere.join("b/f")).unwrap();
-    let (code, said) = pool.refused("inherit mountpoint %/a");
+    let (code, said) = pool.refuses("inherit mountpoint %/a");
     assert_eq!(code, 5, "{said}");
     assert_eq!(read(elsewhere.join("b/f")), "content");
     drop(held);
     pool.fs("inherit mountpoint %/a");
     pool.fs("rename %/a %/z");
-    assert_eq!(read(pool.root().join("z/b/f")), "content");
+    assert_eq!(read(pool.at("").join("z/b/f")), "content");
     assert_eq!(pool.fs("get -H -o value mounted %/z/b"), "yes\n");
     pool.fs("set readonly=on %/z");
-    assert_eq!(fs::write(pool.root().join("z/b/f"), "x").unwrap_err().raw_os_error(), Some(30));
+    assert_eq!(fs::write(pool.at("").join("z/b/f"), "x").unwrap_err().raw_os_error(), Some(30));
     pool.fs("set readonly=off %/z/b");
-    fs::write(pool.root().join("z/b/f"), "other").unwrap();
+    fs::write(pool.at("").join("z/b/f"), "other").unwrap();
     // What lies below goes with it; its place stays, for an import that can make none.
     pool.fs("unmount %/z");
-    assert_eq!(fs::read_dir(pool.root().join("z")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(pool.at("").join("z")).unwrap().count(), 0);
     pool.fs("mount %/z");
     pool.fs("mount %/z/b");
     pool.nacre(&["pool", "export", &pool.name]);
@@ -190,17 +128,17 @@ fn mounts_follow_names_and_properties() {
     pool.nacre(&["pool", "export", &pool.name]);
     pool.nacre(&["pool", "import", "-d", device.to_str().unwrap(), &pool.name]);
     pool.fs("unmount %/z/b");
-    assert!(!is_mounted(&pool.root().join("z/b")));
-    assert!(pool.refused("unmount %/z/b").1.contains("not currently mounted"));
+    assert!(!is_mounted(&pool.at("").join("z/b")));
+    assert!(pool.refuses("unmount %/z/b").1.contains("not currently mounted"));
     pool.fs("mount -o ro %/z/b");
     assert_eq!(pool.fs("get -H -o value,source readonly %/z/b"), "on\ttemporary\n");
-    assert_eq!(read(pool.root().join("z/b/f")), "other");
+    assert_eq!(read(pool.at("").join("z/b/f")), "other");
     let listed = pool.fs("mount");
-    assert!(listed.contains(&format!("%/z/b{:27}{}", "", pool.root().join("z/b").display())) || listed.contains("%/z/b "), "{listed}");
-    assert_eq!(pool.refused("destroy %/z").0, 5);
+    assert!(listed.contains(&format!("%/z/b{:27}{}", "", pool.at("").join("z/b").display())) || listed.contains("%/z/b "), "{listed}");
+    assert_eq!(pool.refuses("destroy %/z").0, 5);
     pool.fs("destroy -r %/z");
-    assert!(!pool.root().join("z").exists());
-    assert_eq!(pool.refused("list %/z").0, 3);
+    assert!(!pool.at("").join("z").exists());
+    assert_eq!(pool.refuses("list %/z").0, 3);
     pool.check();
 }
 
@@ -209,10 +147,10 @@ fn a_file_system_goes_back_while_it_is_used() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("back", &[]);
+    let pool = Pool::made("back", "256M", &[]);
     pool.fs("create %/a");
     pool.fs("create %/a/below");
-    let at = pool.root().join("a");
+    let at = pool.at("").join("a");
     fs::write(at.join("kept"), "old").unwrap();
     pool.fs("snapshot %/a@1");
     let mut kept = fs::OpenOptions::new().read(true).write(true).open(at.join("kept")).unwrap();
@@ -222,10 +160,10 @@ fn a_file_system_goes_back_while_it_is_used() {
     let (stays, goes) = (fs::File::open(&at).unwrap(), fs::File::open(at.join("directory")).unwrap());
     assert_eq!(pool.fs("diff -H %/a@1").lines().map(|line| &line[..1]).collect::<String>(), "MM++");
     pool.fs("snapshot %/a@2");
-    assert!(pool.refused("rollback %/a@1").1.contains("use '-r' to force deletion"));
+    assert!(pool.refuses("rollback %/a@1").1.contains("use '-r' to force deletion"));
     // What lies below is in use: nothing changes, not even the newer snapshot.
     let below = fs::File::create(at.join("below/file")).unwrap();
-    let (code, said) = pool.refused("rollback -r %/a@1");
+    let (code, said) = pool.refuses("rollback -r %/a@1");
     assert_eq!(code, 5, "{said}");
     assert_eq!(read(at.join("kept")), "new content");
     assert_eq!(pool.fs("list -H -t snapshot -o name -r %"), "%/a@1\n%/a@2\n");
@@ -256,9 +194,9 @@ fn quotas_stop_the_call_that_would_exceed_them() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("quota", &["-O", "compression=off"]);
+    let pool = Pool::made("quota", "256M", &["-O", "compression=off"]);
     pool.fs("create -o quota=10M %/q");
-    let at = pool.root().join("q");
+    let at = pool.at("").join("q");
     let mut file = fs::File::create(at.join("f")).unwrap();
     let chunk: Vec<u8> = (0..1u32 << 20).map(|number| (number.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let refused = (0..20).find_map(|_| file.write_all(&chunk).err()).expect("twenty megabytes fit into ten");
@@ -266,7 +204,7 @@ fn quotas_stop_the_call_that_would_exceed_them() {
     file.sync_all().unwrap();
     let used: u64 = pool.fs("get -Hp -o value used %/q").trim().parse().unwrap();
     assert!((8 << 20..=10 << 20).contains(&used), "{used}");
-    assert!(pool.refused("set quota=5M %/q").1.contains("size is less than current used or reserved space"));
+    assert!(pool.refuses("set quota=5M %/q").1.contains("size is less than current used or reserved space"));
     pool.fs("set quota=20M userquota@1234=1M %/q");
     file.write_all(&chunk).unwrap();
     fs::set_permissions(&at, fs::Permissions::from_mode(0o777)).unwrap();
@@ -283,14 +221,14 @@ fn called_as_zfs_it_speaks_as_zfs() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("zfs", &[]);
+    let pool = Pool::made("zfs", "256M", &[]);
     let zfs = |line: &str| {
         let output = finish(pool.command("zfs").args(pool.words(line)));
         (output.status.code().unwrap(), (text(&output.stdout) + &text(&output.stderr)).replace(&pool.name, "%"))
     };
     assert_eq!(zfs("create %/a"), (0, String::new()));
     assert_eq!(zfs("create %/a"), (1, "cannot create '%/a': dataset already exists\n".to_owned()));
-    assert_eq!(zfs("list -H -o name,mountpoint %/a"), (0, format!("%/a\t{}\n", pool.root().join("a").display())));
+    assert_eq!(zfs("list -H -o name,mountpoint %/a"), (0, format!("%/a\t{}\n", pool.at("").join("a").display())));
     assert_eq!(zfs("get -Hp -o value quota %/a"), (0, "0\n".to_owned()));
     assert_eq!(zfs("snapshot %/a@1"), (0, String::new()));
     let (code, said) = zfs("destroy %/a");
@@ -312,7 +250,7 @@ fn called_as_zfs_it_speaks_as_zfs() {
     assert_eq!(zfs("create nosuchpool/x"), (1, "cannot create 'nosuchpool/x': no such pool 'nosuchpool'\n".to_owned()));
     assert_eq!(zfs("create -V 1G %/v").0, 1);
     assert!(zfs("list -o all %/a").1.contains(" ACLINHERIT "));
-    assert!(zfs("version").1.starts_with("nacre "));
+    assert!(zfs("version").1.starts_with("zfs-2."));
     assert_eq!(
         zfs("list %/nothing"),
         (1, "cannot open '%/nothing': dataset does not exist\n'nacre fs list -t all' lists what there is\n".to_owned())
@@ -323,12 +261,67 @@ fn called_as_zfs_it_speaks_as_zfs() {
     assert_eq!(json["datasets"]["%/a@1"]["properties"]["type"]["value"], "snapshot");
 }
 
+/// The pool's process would mount where the caller does not see it.
+#[test]
+fn another_mount_namespace_is_told() {
+    if !as_root() {
+        return;
+    }
+    let pool = Pool::made("ns", "256M", &[]);
+    pool.fs("create -o canmount=noauto %/a");
+    let apart = |program: &str, words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "--propagation", "private", "--"]).arg(nacre()).args(words).env("NACRE_STATE_DIR", pool.path("state"));
+        if program != "nacre" {
+            command = Command::new("unshare");
+            let link = pool.path(program);
+            std::os::unix::fs::symlink(nacre(), &link).unwrap();
+            command.args(["-m", "--propagation", "private", "--"]).arg(link).args(words).env("NACRE_STATE_DIR", pool.path("state"));
+        }
+        let output = finish(&mut command);
+        (output.status.code().unwrap(), text(&output.stderr).replace(&pool.name, "%"))
+    };
+    let [a, b] = ["a", "b"].map(|name| format!("{}/{name}", pool.name));
+    let mounted = || pool.fs("list -rHo name,mounted %");
+    let (code, said) = apart("nacre", &["fs", "mount", &a]);
+    assert!(code != 0 && said.starts_with("nacre: cannot mount: the pool's process") && said.contains("another mount namespace"), "{said}");
+    assert_eq!(mounted(), "%\tyes\n%/a\tno\n");
+    pool.fs("mount %/a");
+    let (code, said) = apart("nacre", &["fs", "unmount", &a]);
+    assert!(code != 0 && said.starts_with("nacre: cannot unmount: "), "{said}");
+    assert_eq!(mounted(), "%\tyes\n%/a\tyes\n");
+    let (code, said) = apart("nacre", &["fs", "create", &b]);
+    assert!(code == 0 && said.contains("what is mounted is seen there, not here"), "{said}");
+    assert_eq!(mounted(), "%\tyes\n%/a\tyes\n%/b\tyes\n");
+    pool.fs("unmount %/b");
+    pool.fs("set mountpoint=legacy %/b");
+    let at = pool.path("elsewhere");
+    fs::create_dir(&at).unwrap();
+    let (code, said) = apart("mount.fuse.nacre", &[&format!("fs:{b}"), at.to_str().unwrap(), "-o", "rw"]);
+    assert!(code == 32 && said.contains("another mount namespace"), "{said}");
+    assert!(!is_mounted(&at));
+    // Whoever imports it mounts it for himself.
+    pool.nacre(&["pool", "export", &pool.name]);
+    let seen = format!(
+        "{0} pool import -d {1} {2} && mountpoint -q {3} && {0} fs unmount {4} && {0} fs mount {4} && {0} pool export {2}",
+        nacre().display(),
+        pool.device.display(),
+        pool.name,
+        pool.at("").display(),
+        pool.name,
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-m", "--propagation", "private", "sh", "-ec", &seen]).env("NACRE_STATE_DIR", pool.path("state"));
+    let output = finish(&mut command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
 #[test]
 fn mount_8_mounts_what_is_left_to_it() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("leg", &[]);
+    let pool = Pool::made("leg", "256M", &[]);
     pool.fs("create -o mountpoint=legacy %/old");
     pool.fs("create -u %/a");
     let at = pool.path("elsewhere");
@@ -338,11 +331,11 @@ fn mount_8_mounts_what_is_left_to_it() {
         let output = finish(pool.command("mount.fuse.nacre").args([source.as_str(), at.to_str().unwrap(), "-o", words]));
         (output.status.code().unwrap(), text(&output.stderr))
     };
-    let (code, said) = pool.refused("mount %/old");
+    let (code, said) = pool.refuses("mount %/old");
     assert!(code == 1 && said.contains("legacy mountpoint\nnacre: use mount(8)"), "{said}");
     let (code, said) = mount("a", "rw");
     assert!(code == 32 && said.contains("mounts those whose mountpoint is 'legacy'"), "{said}");
-    assert_eq!(mount("old", "rw,noexec,nofail,x-systemd.automount"), (0, String::new()));
+    assert_eq!(mount("old", &format!("rw,noexec,nofail,x-systemd.automount,fsname=fs:{}/old", pool.name)), (0, String::new()));
     fs::write(at.join("file"), "content").unwrap();
     assert_eq!(pool.fs("get -Ho value,source exec %/old"), "off\ttemporary\n");
     assert_eq!(mount("old", "rw").0, 32);
@@ -357,7 +350,7 @@ fn mount_8_mounts_what_is_left_to_it() {
     assert_eq!(fs::write(at.join("file"), "x").unwrap_err().raw_os_error(), Some(30));
     // One that gets a place of its own goes there.
     pool.fs("inherit mountpoint %/a/new");
-    assert_eq!(read(pool.root().join("a/new/file")), "content");
+    assert_eq!(read(pool.at("").join("a/new/file")), "content");
     assert!(!is_mounted(&at));
 }
 
@@ -370,7 +363,7 @@ fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("dry", &[]);
+    let pool = Pool::made("dry", "256M", &[]);
     assert_eq!(pool.fs("create -nv -o compression=zstd -o quota=1M %/a"), "would create %/a\n\tcompression=zstd\n\tquota=1M\n");
     assert_eq!(pool.fs("create -nP -o atime=off %/a"), "create\t%/a\nproperty\tatime\toff\n");
     assert_eq!(pool.fs("create -n %/a"), "");
@@ -380,7 +373,7 @@ fn what_would_be_made_is_told_and_when_snapshots_have_changed() {
         ("create -n -o reservation=1T %/a", "available space"),
         ("create -n %", "missing dataset name"),
     ] {
-        let said = pool.refused(line).1;
+        let said = pool.refuses(line).1;
         assert!(said.contains(why), "{line}: {said}");
     }
     assert_eq!(pool.fs("create -npv %/x/y"), "would create %/x/y\n");
@@ -405,7 +398,7 @@ fn an_ordinary_user_needs_no_root() {
         mounting::skip("fusermount3", "fusermount3 is not installed");
         return;
     }
-    let pool = Pool::of("user", &[], Some(NOBODY));
+    let pool = Pool::within(Yard::of(Some(NOBODY)), "user", "256M", &[]);
     // Side by side; below one another: real_user.rs.
     let (a, b) = (pool.path("home/a"), pool.path("home/b"));
     pool.fs(&format!("create -o mountpoint={} %/a", a.display()));
@@ -429,7 +422,7 @@ fn a_user_does_not_choose_where_root_mounts() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("links", &[]);
+    let pool = Pool::made("links", "256M", &[]);
     let (home, secret) = (pool.path("home"), pool.path("secret"));
     for directory in [&home, &secret] {
         fs::create_dir(directory).unwrap();
@@ -441,7 +434,7 @@ fn a_user_does_not_choose_where_root_mounts() {
     pool.fs("unmount %/a");
     assert!(!at.exists());
     std::os::unix::fs::symlink(&secret, &at).unwrap();
-    let (_, said) = pool.refused("mount %/a");
+    let (_, said) = pool.refuses("mount %/a");
     assert!(said.contains("a symbolic link that is not root's alone"), "{said}");
     assert!(!is_mounted(&secret));
     // A part of the path as well.
@@ -450,7 +443,7 @@ fn a_user_does_not_choose_where_root_mounts() {
     pool.fs("unmount %/a");
     fs::remove_dir(home.join("y")).unwrap();
     std::os::unix::fs::symlink(&secret, home.join("y")).unwrap();
-    pool.refused("mount %/a");
+    pool.refuses("mount %/a");
     assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
     fs::remove_file(home.join("y")).unwrap();
     pool.fs("mount %/a");

@@ -12,8 +12,8 @@ use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ fn two_names_of_one_file_are_alike_at_once() {
         same("links");
         fs::OpenOptions::new().append(true).open(fixture.at("two")).unwrap().write_all(b"more").unwrap();
         same("append");
-        fs::set_permissions(fixture.at("d/three"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        fs::set_permissions(fixture.at("d/three"), fs::Permissions::from_mode(0o600)).unwrap();
         same("chmod");
         std::os::unix::fs::chown(fixture.at("one"), Some(5), Some(6)).unwrap();
         same("chown");
@@ -149,25 +149,46 @@ fn at_the_limit_of_descriptors_nothing_breaks() {
     if !as_root() {
         return;
     }
-    // A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else goes on, and nothing is left.
-    let mut fixture = Fixture::bare();
-    for index in 0..50 {
-        fs::create_dir(fixture.below(format!("d{index}"))).unwrap();
+    for limit in [200, 64] {
+        for layer in ["mirror", "cage", "union"] {
+            with_few_descriptors(limit, layer);
+        }
     }
-    let child = std::process::Command::new("sh")
-        .args(["-c", "ulimit -n 200 && exec \"$0\" \"$@\""])
-        .arg(mounting::nacre())
-        .args(["mirror", "-f"])
-        .args(mounting::transport_words(&[]))
-        .args([&fixture.source, &fixture.mountpoint])
-        .spawn()
-        .unwrap();
-    let guard = Reaped(child);
+}
+
+/// A daemon that may open few files: users get EMFILE or ENFILE for opens beyond, everything else goes on, and nothing is left.
+fn with_few_descriptors(limit: u32, layer: &str) {
+    const DIRECTORIES: usize = 50;
+    let mut fixture = Fixture::bare();
+    let lower = fixture.directory("lower");
+    let filled = if layer == "union" { &lower } else { &fixture.source };
+    let deep: PathBuf = (0..DIRECTORIES).map(|depth| format!("deep{depth}")).collect();
+    fs::create_dir_all(filled.join(&deep)).unwrap();
+    for index in 0..DIRECTORIES {
+        fs::create_dir(filled.join(format!("d{index}"))).unwrap();
+        (0..20).for_each(|file| fs::write(filled.join(format!("d{index}/f{file}")), "content").unwrap());
+    }
+    let place: PathBuf = match layer {
+        "union" => format!("{}=rw:{}=ro", fixture.source.display(), lower.display()).into(),
+        _ => fixture.source.clone(),
+    };
+    // Root would raise the limit where it may.
+    let mut daemon = std::process::Command::new("setpriv");
+    daemon.arg("--bounding-set=-sys_resource").arg("prlimit").arg(format!("--nofile={limit}:{limit}")).arg(mounting::nacre());
+    daemon.args([layer, "-f"]).args(mounting::transport_words(&[])).env("NACRE_STATE_DIR", fixture.state());
+    daemon.args((layer == "cage").then_some("--size=1G")).arg(place).arg(&fixture.mountpoint);
+    let guard = Reaped(daemon.spawn().unwrap());
     eventually("mounted", || is_mounted(&fixture.mountpoint));
+    let all = || {
+        (0..DIRECTORIES).for_each(|index| changes_by_name(&fixture.at(format!("d{index}"))));
+        fixture.at(&deep).ancestors().take(DIRECTORIES).for_each(changes_of_names);
+    };
+    all();
     let mut files = Vec::new();
     let mut refused = 0;
     for index in 0..600 {
-        match fs::File::create(fixture.at(format!("d{}/file{index}", index % 50))) {
+        let path = fixture.at(format!("d{}/{}{}", index % DIRECTORIES, if index % 2 == 0 { "f" } else { "new" }, index / DIRECTORIES + 1));
+        match fs::OpenOptions::new().read(true).append(true).create(true).open(path) {
             Ok(file) => files.push(file),
             Err(error) => {
                 assert!(matches!(error.raw_os_error(), Some(23 | 24)), "file {index}: {error}");
@@ -175,19 +196,58 @@ fn at_the_limit_of_descriptors_nothing_breaks() {
             }
         }
     }
-    println!("{} open, {refused} refused", files.len());
-    // What is open works, and so does everything that opens nothing for long.
-    for file in &mut files {
-        file.write_all(b"x").unwrap();
-    }
-    assert!(fs::metadata(fixture.at("d7")).is_ok());
-    files.truncate(10);
-    eventually("opens work again", || fs::write(fixture.at("again"), "x").is_ok());
-    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), 51);
+    println!("{layer} with {limit} descriptors: {} open, {refused} refused", files.len());
+    assert!(!files.is_empty() && refused > 0);
+    // What is open works, and so does everything that opens nothing for long, also by many at once.
+    files.iter_mut().for_each(|file| file.write_all(b"x").unwrap());
+    all();
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let own = fixture.at(format!("own{thread}"));
+            scope.spawn(move || {
+                fs::create_dir(&own).unwrap();
+                (0..DIRECTORIES).for_each(|_| changes_of_names(&own));
+            });
+        }
+    });
     drop(files);
+    eventually("opens work again", || fs::write(fixture.at("again"), "x").is_ok());
+    assert_eq!(fs::read_dir(&fixture.mountpoint).unwrap().count(), DIRECTORIES + 10);
     assert!(run(mounting::nacre(), [Path::new("umount"), &fixture.mountpoint]).status.success());
     drop(guard);
     fixture.mountpoint = fixture.scratch.path().join("none");
+}
+
+const NEW_YEAR: rustix::fs::Timespec = rustix::fs::Timespec { tv_sec: 946_684_800, tv_nsec: 0 };
+
+/// Changes the files of a directory by their names, and then the names.
+fn changes_by_name(directory: &Path) {
+    for index in 0..20 {
+        let file = directory.join(format!("f{index}"));
+        assert!(fs::metadata(&file).unwrap().is_file());
+        if index % 10 == 0 {
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+            rustix::fs::setxattr(&file, "user.note", b"kept", rustix::fs::XattrFlags::empty()).unwrap();
+            let times = rustix::fs::Timestamps { last_access: NEW_YEAR, last_modification: NEW_YEAR };
+            rustix::fs::utimensat(CWD, &file, &times, AtFlags::empty()).unwrap();
+            fs::hard_link(&file, directory.join("linked")).unwrap();
+            fs::remove_file(directory.join("linked")).unwrap();
+        }
+    }
+    changes_of_names(directory);
+}
+
+/// Makes, lists, renames and removes names in a directory.
+fn changes_of_names(directory: &Path) {
+    let at = |name: &str| directory.join(name);
+    fs::create_dir(at("made")).unwrap();
+    fs::rename(at("made"), at("moved")).unwrap();
+    std::os::unix::fs::symlink("target", at("moved/link")).unwrap();
+    fs::rename(at("moved/link"), at("link")).unwrap();
+    assert!(fs::read_dir(directory).unwrap().any(|entry| entry.unwrap().file_name() == "link"));
+    fs::remove_file(at("link")).unwrap();
+    fs::set_permissions(at("moved"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::remove_dir(at("moved")).unwrap();
 }
 
 /// A child that is killed and waited for at the end.
@@ -781,4 +841,101 @@ fn a_blocked_record_lock_can_be_killed() {
         holder.0.wait().unwrap();
         assert!(got(&mut patient), "{options:?}: the lock of a dead process is free");
     }
+}
+
+/// A log that may only be appended to (`chattr +a`) is appended to, and nothing else, through every layer.
+#[test]
+fn an_append_only_file_is_appended_to() {
+    if !as_root() {
+        return;
+    }
+    let script = |view: &Path, below: &Path| {
+        let script = "set +e; echo one >$BELOW; chattr +a $BELOW || exit 9; echo two >>$VIEW; echo \"appended: $?\"
+            exec 3>>$VIEW; echo three >&3; echo four >&3; exec 3>&-
+            (: >$VIEW) 2>/dev/null; echo \"emptied: $?\"; (: 1<>$VIEW) 2>/dev/null; echo \"overwritten: $?\"
+            rm -f $VIEW 2>/dev/null; echo \"removed: $?\"; cat $VIEW; chattr -a $BELOW; cat $BELOW";
+        let script = script.replace("$VIEW", view.to_str().unwrap()).replace("$BELOW", below.to_str().unwrap());
+        sh(Path::new("/"), &script)
+    };
+    let bare = Fixture::bare();
+    let natively = script(&bare.below("log"), &bare.below("log"));
+    assert!(natively.starts_with("appended: 0\nemptied: 2\noverwritten: 2\nremoved: 1\none\ntwo\nthree\nfour\n"), "{natively}");
+    let mirrors = [&[][..], mounting::without_passthrough()].map(Fixture::mirror);
+    let cages = [Fixture::cage(&["--size=1G"]), Fixture::cage(&["--size=1M"])];
+    for fixture in mirrors.iter().chain(&cages) {
+        assert_eq!(script(&fixture.at("log"), &fixture.below("log")), natively);
+    }
+    let (union, upper) = mounting::unions::over(&[], |_| ());
+    assert_eq!(script(&union.at("log"), &upper.join("log")), natively);
+}
+
+/// What becomes of set-id bits when content or owner changes is the same on every layer as on the directory itself, for root and for the owner.
+#[test]
+fn set_id_bits_go_and_stay_as_natively() {
+    if !as_root() {
+        return;
+    }
+    let script = |view: &Path| {
+        // Changes are made side by side, each to a file of its own: a is the first one's.
+        let script = r#"
+            umask 0; set +e; printf %8192s x >source
+            all="a b c d e f g h i j k l m n o p q"
+            for mode in 6777 2644 4755; do for user in 0 1000; do
+                rm -f $all; for file in $all; do [ $file = p ] || [ $file = q ] || cp source $file; done
+                mknod p p; mknod q c 1 3; chown 1000:1000 $all; chmod $mode $all
+                setpriv --reuid $user --regid $user --groups $user,2000 sh -c '
+                    printf x >>a; printf x 1<>b; : >c; truncate -s 3 d; truncate -s 8192 e; fallocate -l 16384 f; fallocate -n -l 16384 g
+                    fallocate -p -l 4096 h; fallocate -z -l 4096 i; xfs_io -c "copy_range -l 100 source" j; xfs_io -d -c "pwrite -q 0 4096" k
+                    chown 1000 l; chown :2000 m; chown "" n; touch o; chown :2000 p; chown "" q'
+                echo "$mode $user: $(stat -c %n%a $all | tr '\n' ' ')"
+            done; done"#;
+        let told = sh(view, script);
+        let nameless = rustix::fs::open(view, OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o6711)).unwrap();
+        rustix::io::write(&nameless, b"x").unwrap();
+        format!("{told}nameless: {:o}", rustix::fs::fstat(&nameless).unwrap().st_mode)
+    };
+    let open = |directory: &Path| fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+    let bare = Fixture::bare();
+    let natively = script(&bare.source);
+    assert!(natively.contains("2644 1000: a2644 ") && natively.contains("4755 0: a4755 "), "{natively}");
+    let mirrors = [&[][..], mounting::without_passthrough()].map(Fixture::mirror);
+    for fixture in mirrors.iter().chain([&Fixture::cage(&["--size=1G"])]) {
+        open(&fixture.source);
+        assert_eq!(script(&fixture.mountpoint), natively);
+    }
+    let (union, upper) = mounting::unions::over(&[], |_| ());
+    open(&upper);
+    assert_eq!(script(&union.mountpoint), natively);
+    let (pool, image) = (format!("hostile{}", std::process::id()), bare.scratch.path().join("image"));
+    let made = bare.nacre(["pool", "create", "--size", "256M", "-m", bare.mountpoint.to_str().unwrap(), &pool, image.to_str().unwrap()]);
+    assert!(made.status.success(), "{}", mounting::text(&made.stderr));
+    open(&bare.mountpoint);
+    let told = script(&bare.mountpoint);
+    assert!(bare.nacre(["pool", "export", &pool]).status.success());
+    assert_eq!(told, natively);
+}
+
+/// Whoever is in a directory that is removed, or replaced by another one, sees there what he sees natively.
+#[test]
+fn a_directory_without_a_name_answers() {
+    if !as_root() {
+        return;
+    }
+    let script = |view: &Path| {
+        let asked = "stat -c '%h %a %F' .; ls -la .; chmod 700 .; touch -d @1 .; stat -c '%a %Y' .; setfattr -n user.a -v 1 .; getfattr -d . 2>&1; touch new 2>&1; mkdir new 2>&1";
+        let all = format!(
+            "set +e; mkdir -p d e/f g/h; (cd d; rmdir ../d; {asked}); (cd e/f; mv -T ../../g/h ../../e/f; {asked})
+             mkdir k; exec 3<k; rmdir k; stat -L -c '%h %F' /proc/self/fd/3; exec 3<&-; rm -r e g; ls"
+        );
+        sh(view, &all)
+    };
+    let bare = Fixture::bare();
+    let natively = script(&bare.source);
+    assert!(natively.starts_with("0 755 directory\ntotal 0\n700 1\n"), "{natively}");
+    let mirrors = ["watch", "exclusive", "revalidate"].map(|coherence| Fixture::mirror(&[&format!("--coherence={coherence}")]));
+    for fixture in mirrors.iter().chain([&Fixture::cage(&["--size=1G"])]) {
+        assert_eq!(script(&fixture.mountpoint), natively);
+    }
+    let (union, _) = mounting::unions::over(&[], |_| ());
+    assert_eq!(script(&union.mountpoint), natively);
 }

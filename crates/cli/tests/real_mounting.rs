@@ -10,12 +10,15 @@ use mounting::status::Status;
 use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text};
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A mount made by a command that returns; taken down by the fixture.
 fn background(fixture: &Fixture, program: &Path, words: &[&str]) -> std::process::Output {
@@ -24,9 +27,14 @@ fn background(fixture: &Fixture, program: &Path, words: &[&str]) -> std::process
     finish(&mut command)
 }
 
-fn umount(fixture: &Fixture) {
+/// Takes the topmost of several mounts away.
+fn umount_one(fixture: &Fixture) {
     let output = run(nacre(), [OsStr::new("umount"), fixture.mountpoint.as_os_str()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn umount(fixture: &Fixture) {
+    umount_one(fixture);
     assert!(!is_mounted(&fixture.mountpoint));
 }
 
@@ -119,6 +127,203 @@ fn a_busy_mount_ends_by_signal_too() {
     eventually("detached", || !is_mounted(&fixture.mountpoint));
     drop(file);
     assert_eq!(fixture.ended(), Some(0));
+}
+
+#[test]
+fn a_mount_of_other_namespaces_is_told_of_and_ends() {
+    if !as_root() {
+        return;
+    }
+    for transport in ["--transport=device", "--transport=auto"] {
+        let mut fixture = Fixture::mirror(&[transport]);
+        fs::write(fixture.below("file"), "content").unwrap();
+        let elsewhere = mounting::Namespace::holding(&fixture.mountpoint);
+        assert!(run("umount", [&fixture.mountpoint]).status.success());
+        assert_eq!(fs::read(elsewhere.at(&fixture.at("file"))).unwrap(), b"content");
+        let place = fixture.mountpoint.to_str().unwrap();
+        let told = run(nacre(), ["status", "-H", "-o", "attached", place]);
+        assert_eq!(text(&told.stdout), "no\n");
+        let told = run(nacre(), ["status", place]);
+        assert!(text(&told.stdout).contains("(detached: "), "{}", text(&told.stdout));
+        fixture.signal(Signal::TERM);
+        assert_eq!(fixture.ended(), Some(0), "{transport}");
+    }
+}
+
+/// Scripts wait for a mount by looking for its source in the table of mounts.
+#[test]
+fn the_source_is_in_the_table_of_mounts_at_its_place_alone() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let (source, mountpoint) = (fixture.source.clone(), fixture.mountpoint.clone());
+    let (done, ready) = (AtomicBool::new(false), Barrier::new(2));
+    std::thread::scope(|scope| {
+        let seen = scope.spawn(|| {
+            let ours = |line: &&str| line.contains(&format!(" {} ", source.display()));
+            let mut places = BTreeSet::new();
+            ready.wait();
+            while !done.load(Ordering::Acquire) {
+                let table = mounting::mount_table();
+                places.extend(table.lines().filter(ours).map(|line| line.split(' ').nth(4).unwrap().to_owned()));
+            }
+            places
+        });
+        ready.wait();
+        for words in [&["mirror"][..], &["mirror", "--acl=off"], &["mirror", "-o", "nosymfollow"], &["mirror", "--notify-watchers"]] {
+            for _ in 0..3 {
+                fixture.start(words, source.as_ref(), &mountpoint);
+                fixture.unmount();
+            }
+        }
+        done.store(true, Ordering::Release);
+        assert_eq!(seen.join().unwrap(), BTreeSet::from([mountpoint.to_str().unwrap().to_owned()]));
+    });
+}
+
+/// What the new calls for mounting do not take (a name of more than 255 bytes) is mounted as it always was.
+#[test]
+fn a_source_with_a_long_name_is_mounted() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::bare();
+    let source = fixture.source.join("a".repeat(200)).join("b".repeat(200));
+    fs::create_dir_all(&source).unwrap();
+    fs::write(source.join("file"), "content").unwrap();
+    let mountpoint = fixture.mountpoint.clone();
+    fixture.start(&["mirror", "-o", "nosymfollow"], source.as_ref(), &mountpoint);
+    assert_eq!(fs::read(fixture.at("file")).unwrap(), b"content");
+    let (_, shown, options, _) = mount_entry(&mountpoint).unwrap();
+    assert_eq!(shown, source.to_str().unwrap());
+    assert!(options.contains("nosymfollow"), "{options}");
+    fixture.unmount();
+}
+
+#[test]
+fn unmounting_goes_on_after_a_failure_and_follows_links() {
+    if !as_root() {
+        return;
+    }
+    let (first, second) = (Fixture::mirror(&[]), Fixture::mirror(&[]));
+    let missing = first.scratch.path().join("nothing");
+    let (link, link_to_link) = (first.scratch.path().join("link"), first.scratch.path().join("again"));
+    std::os::unix::fs::symlink(&second.mountpoint, &link).unwrap();
+    std::os::unix::fs::symlink("link", &link_to_link).unwrap();
+    let open = fs::File::open(&first.mountpoint).unwrap();
+    let shown = run(nacre(), [OsStr::new("status"), link_to_link.as_os_str()]);
+    assert!(text(&shown.stdout).contains(second.mountpoint.to_str().unwrap()), "{}", text(&shown.stderr));
+    let words = [OsStr::new("umount"), missing.as_os_str(), first.mountpoint.as_os_str(), link_to_link.as_os_str()];
+    let output = run(nacre(), words);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "the code is that of the first failure: {said}");
+    assert!(said.contains("nothing is mounted at") && said.contains("fuser -vm"), "each failure is told: {said}");
+    assert!(is_mounted(&first.mountpoint) && !is_mounted(&second.mountpoint), "{said}");
+    drop(open);
+}
+
+#[test]
+fn what_cannot_be_mounted_is_told_and_nothing_else_is() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let inner = fixture.directory("mount/inner");
+    let file = fixture.scratch.path().join("file");
+    fs::write(&file, "").unwrap();
+    let [source, place, file, inner] = [&fixture.source, &fixture.mountpoint, &file, &inner].map(|path| path.to_str().unwrap().to_owned());
+    for (words, code, expected) in [
+        (vec!["mirror", &file, &file], 1, "is not a directory"),
+        (vec!["mirror", &source, &file], 1, "is not a directory"),
+        (vec!["union", &source, &file], 1, "is not a directory"),
+        // The mount point is not empty, which is of no interest here.
+        (vec!["union", &inner, &place], 1, "lies inside the mount point"),
+        (vec!["umount", ""], 2, "an empty word is no path"),
+        (vec!["status", ""], 2, "an empty word is no path"),
+    ] {
+        let output = run(nacre(), &words);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        let first = said.lines().next().unwrap_or_default();
+        assert!(first.contains(expected) && said.lines().count() <= 2 && !said.contains("os error"), "{words:?}: {said}");
+        assert!(!is_mounted(&fixture.mountpoint), "{words:?}");
+    }
+}
+
+#[test]
+fn what_a_mount_hides_is_told_and_no_reason_to_refuse_it() {
+    if !as_root() {
+        return;
+    }
+    let fixture = Fixture::bare();
+    let said = |words: &[&str]| {
+        let output = background(&fixture, &nacre(), words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    fs::write(fixture.at("under"), "").unwrap();
+    let filled = said(&["mirror"]);
+    assert!(filled.contains("is not empty: what is in it is hidden") && filled.lines().count() == 1, "{filled}");
+    let twice = said(&["mirror"]);
+    assert!(twice.contains("already: this is one more mount on top of it") && twice.lines().count() == 1, "{twice}");
+    umount_one(&fixture);
+    umount(&fixture);
+    // In the place of bindfs, which says nothing; and for those who know.
+    for words in [&["bindfs"][..], &["mirror", "-o", "nonempty"], &["union", "-o", "nonempty"], &["cage", "--size=10M", "-o", "nonempty"]] {
+        assert_eq!(said(words), "", "{words:?}");
+        umount(&fixture);
+    }
+    let daemon = format!("--daemon=filled-{}", std::process::id());
+    for words in [&["union"][..], &["cage", "--size=10M"], &["mirror", &daemon]] {
+        let filled = said(words);
+        assert!(filled.contains("is not empty: what is in it is hidden") && filled.lines().count() == 1, "{words:?}: {filled}");
+        umount(&fixture);
+    }
+    let larger = said(&["cage", "--size=10M", "--limit=user:0=20M", "--limit=user:1=10M", "-o", "nonempty"]);
+    assert_eq!(larger, "nacre: user:0=20M is more than the cage holds (10M): it is full before that\n");
+    umount(&fixture);
+    let over_itself = run(nacre(), [OsStr::new("mirror"), fixture.source.as_os_str(), fixture.source.as_os_str()]);
+    assert_eq!(text(&over_itself.stderr), "", "a directory over itself hides nothing");
+    run(nacre(), [OsStr::new("umount"), fixture.source.as_os_str()]);
+}
+
+#[test]
+fn only_changes_of_the_source_are_counted() {
+    if !as_root() {
+        return;
+    }
+    let mut fixture = Fixture::mirror_of(&["--coherence=watch"], |source| fs::write(source.join("file"), "content").unwrap());
+    // The kernel knows it as long as it is open.
+    let file = fs::File::open(fixture.at("file")).unwrap();
+    let told = || Status::of(&fixture.mountpoint).number("invalidations");
+    let elsewhere = fixture.directory("elsewhere");
+    let before = told();
+    for number in 0..500 {
+        fs::write(elsewhere.join(number.to_string()), "content").unwrap();
+    }
+    // Changes are heard of in their order.
+    fs::write(fixture.below("file"), "changed").unwrap();
+    eventually("the change is heard of", || told() > before);
+    assert!(told() - before < 100, "{}", told() - before);
+    drop(file);
+    fixture.unmount();
+}
+
+#[test]
+fn the_transport_is_a_word() {
+    if !as_root() {
+        return;
+    }
+    for wanted in ["--transport=auto", "--transport=device"] {
+        let mut fixture = Fixture::mirror(&[wanted]);
+        let told = run(nacre(), [OsStr::new("status"), "-Ho".as_ref(), "transport,transport-reason".as_ref(), fixture.mountpoint.as_ref()]);
+        let told = text(&told.stdout);
+        let (transport, why) = told.trim_end().split_once('\t').unwrap();
+        assert!(matches!((transport, why), ("uring" | "device", _)), "{told}");
+        assert_eq!(why != "-", transport == "device" && wanted == "--transport=auto", "{told}");
+        fixture.unmount();
+    }
 }
 
 #[test]
@@ -438,7 +643,11 @@ fn a_file_can_be_mirrored_by_the_kernel() {
         assert_eq!(fs::read(&target).unwrap(), b"covered");
     }
     let output = run(nacre(), [OsStr::new("mirror"), OsStr::new("--force-user=1"), source.as_os_str(), target.as_os_str()]);
-    assert!(!output.status.success() && text(&output.stderr).contains("one"), "{}", text(&output.stderr));
+    assert!(
+        !output.status.success() && text(&output.stderr).contains("--engine=kernel can show a single file"),
+        "{}",
+        text(&output.stderr)
+    );
     assert!(!is_mounted(&target));
 }
 
@@ -516,4 +725,27 @@ fn set_user_id_programs_and_devices_work_only_where_asked_for() {
     let (_, said) = mounting::sh_as(&fixture.mountpoint, 2000, 2000, "", "./id -u");
     assert_eq!(said.trim(), "0");
     fs::write(fixture.at("null"), "x").unwrap();
+}
+
+#[test]
+fn a_daemon_that_ends_takes_its_mount_along_wherever_that_has_been_moved() {
+    if !as_root() {
+        return;
+    }
+    for words in [&["mirror"][..], &["mirror", "-o", "nosymfollow"], &["cage", "--size=10M"], &["union"]] {
+        let mut fixture = Fixture::bare();
+        let (user, other, source) = (fixture.directory("user"), fixture.directory("other"), fixture.source.clone());
+        fs::create_dir_all(user.join("x/y")).unwrap();
+        fs::create_dir(other.join("y")).unwrap();
+        rustix::mount::mount("none", other.join("y"), "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+        fixture.start(words, source.as_ref(), &user.join("x/y"));
+        // Whoever may change the directory above the mount moves it away, and puts a link to another mount there.
+        fs::rename(user.join("x"), user.join("z")).unwrap();
+        std::os::unix::fs::symlink(&other, user.join("x")).unwrap();
+        assert!(is_mounted(&user.join("z/y")), "{words:?}");
+        fixture.signal(Signal::TERM);
+        assert_eq!(fixture.ended(), Some(0), "{words:?}");
+        assert!(!is_mounted(&user.join("z/y")) && is_mounted(&other.join("y")), "{words:?}");
+        rustix::mount::unmount(other.join("y"), rustix::mount::UnmountFlags::empty()).unwrap();
+    }
 }

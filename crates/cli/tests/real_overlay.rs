@@ -319,9 +319,9 @@ fn the_kernel_reads_and_writes_in_our_place() {
         return;
     }
     // The first write to a file of a layer copies it, and what is read of one may have to follow that; from then on nothing is asked.
-    overlay.sh("echo more >> suid");
+    overlay.sh("echo more >> d/b");
     let requests = mounting::status::requests_of(&overlay.fixture.mountpoint, || {
-        overlay.sh("head -c 1000000 /dev/zero > new; cat new suid > /dev/null; echo more >> suid");
+        overlay.sh("head -c 1000000 /dev/zero > new; cat new d/b > /dev/null; echo more >> d/b");
     });
     assert!(!requests.contains_key("read") && !requests.contains_key("write"), "{requests:?}");
 }

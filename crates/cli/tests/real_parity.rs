@@ -76,6 +76,26 @@ fn a_union() {
     }
 }
 
+/// What stores attributes itself has no kernel below that would refuse such names.
+#[test]
+fn an_attribute_has_a_name_beyond_its_namespace() {
+    if !as_root() {
+        return;
+    }
+    for line in ["mem", "host:SOURCE"] {
+        let fixture = Fixture::stack(line);
+        std::fs::write(fixture.at("file"), "").unwrap();
+        for name in ["user.", "trusted.", "security."] {
+            let invalid = Some(rustix::io::Errno::INVAL);
+            let flags = rustix::fs::XattrFlags::empty();
+            assert_eq!(rustix::fs::setxattr(fixture.at("file"), name, b"value", flags).err(), invalid, "{name} of {line}");
+            assert_eq!(rustix::fs::getxattr(fixture.at("file"), name, &mut [0; 9][..]).err(), invalid, "{name} of {line}");
+            assert_eq!(rustix::fs::removexattr(fixture.at("file"), name).err(), invalid, "{name} of {line}");
+        }
+        assert_eq!(rustix::fs::setxattr(fixture.at("file"), "user.a", b"", rustix::fs::XattrFlags::empty()), Ok(()));
+    }
+}
+
 #[test]
 fn a_hundred_layers() {
     if as_root() {

@@ -1,6 +1,6 @@
 //! The process of a pool is killed under load, again and again: what was synced is there, and the pool is in order.
 //!
-//! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another beginning.
+//! `NACRE_POOL_ROUNDS` is the number of deaths for each size of pool, `NACRE_POOL_SEED` another beginning. And what sync(2) promises.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -9,97 +9,32 @@ mod crashing;
 mod mounting;
 
 use crashing::{Dead, Load, Random, programs, snapshots::Snapshots};
-use mounting::{as_root, eventually, finish, nacre, scratch, text};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use mounting::{
+    as_root, eventually,
+    pools::{Pool, Yard},
+};
+use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+impl Pool {
+    fn check(&self, what: &str) {
+        let said = self.told(&["pool", "check", "-d", self.device.to_str().unwrap()]);
+        assert!(said.starts_with("no problems: "), "{what}: {said}");
+    }
+}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |value| value.parse().expect(name))
 }
 
-/// One pool on one file, mounted.
-struct Pool {
-    name: String,
-    place: tempfile::TempDir,
-}
-
-impl Pool {
-    fn new(short: &str, size: &str) -> Pool {
-        let pool = Pool { name: format!("{short}{}", std::process::id()), place: scratch() };
-        let (at, device) = (pool.at(), pool.device());
-        pool.run(&["create", "--size", size, "-m", at.to_str().unwrap(), &pool.name, device.to_str().unwrap()]);
-        pool
-    }
-
-    fn device(&self) -> PathBuf {
-        self.place.path().join("device")
-    }
-
-    fn at(&self) -> PathBuf {
-        self.place.path().join("at")
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(nacre());
-        command.current_dir(self.place.path()).env("NACRE_STATE_DIR", self.place.path().join("state")).env("LC_ALL", "C");
-        command.arg("pool").args(arguments);
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> String {
-        let output = finish(&mut self.command(arguments));
-        let said = text(&output.stdout) + &text(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {said}");
-        said
-    }
-
-    fn import(&self) {
-        self.run(&["import", "-d", self.device().to_str().unwrap(), &self.name]);
-    }
-
-    fn process(&self) -> rustix::process::Pid {
-        let status: serde_json::Value = serde_json::from_str(&self.run(&["status", "--json", &self.name])).unwrap();
-        let process = i32::try_from(status["pools"][&self.name]["process"].as_i64().unwrap()).unwrap();
-        rustix::process::Pid::from_raw(process).unwrap()
-    }
-
-    /// Ends the pool's process as a crash would.
-    fn kill(&self, process: rustix::process::Pid) {
-        rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
-        let gone = Path::new("/proc").join(process.as_raw_nonzero().to_string());
-        eventually("the end of the process", || !gone.exists());
-    }
-
-    fn leave(&self) {
-        rustix::mount::unmount(self.at(), rustix::mount::UnmountFlags::DETACH).unwrap();
-    }
-
-    fn check(&self, what: &str) {
-        let said = self.run(&["check", "-d", self.device().to_str().unwrap()]);
-        assert!(said.starts_with("no problems: "), "{what}: {said}");
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        if std::thread::panicking() && std::env::var_os("NACRE_POOL_KEEP").is_some() {
-            let kept = std::env::temp_dir().join(format!("kept-{}", self.name));
-            let _ = std::fs::copy(self.device(), &kept);
-            eprintln!("the device is kept as {}", kept.display());
-        }
-        let _ = finish(&mut self.command(&["destroy", "-f", &self.name]));
-        mounting::clear(self.place.path());
-    }
-}
-
 /// Everything at once until the process is killed.
 fn round(pool: &Pool, loads: Vec<Box<dyn Load>>, random: &mut Random) -> Vec<Box<dyn Load>> {
     let dead = Arc::new(Dead::default());
-    let process = pool.process();
+    let process = pool.process(&pool.name);
     let start = |mut load: Box<dyn Load>| {
-        let (at, dead, seed) = (pool.at(), Arc::clone(&dead), random.next());
+        let (at, dead, seed) = (pool.at(""), Arc::clone(&dead), random.next());
         std::thread::spawn(move || {
             load.work(&at, seed, &dead);
             load
@@ -108,7 +43,7 @@ fn round(pool: &Pool, loads: Vec<Box<dyn Load>>, random: &mut Random) -> Vec<Box
     let working: Vec<_> = loads.into_iter().map(start).collect();
     std::thread::sleep(Duration::from_millis(50 + random.below(5000)));
     dead.set();
-    pool.kill(process);
+    Yard::end_process(process, rustix::process::Signal::KILL);
     eventually("the end of all loads", || working.iter().all(std::thread::JoinHandle::is_finished));
     let loads = working.into_iter().map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
     pool.leave();
@@ -121,7 +56,7 @@ fn campaign(short: &str, size: &str, seed: u64, snapshots: bool) {
     }
     let seed = seed + number("NACRE_POOL_SEED", 0);
     let mut random = Random(seed);
-    let pool = Pool::new(short, size);
+    let pool = Pool::made(short, size, &[]);
     let mut loads = programs::all(pool.place.path());
     if snapshots {
         loads.push(Box::new(Snapshots::default()));
@@ -133,17 +68,17 @@ fn campaign(short: &str, size: &str, seed: u64, snapshots: bool) {
         pool.import();
         if random.below(4) == 0 {
             // Once more, before anything has been made of what the log said.
-            pool.kill(pool.process());
+            pool.die();
             pool.leave();
             pool.check(&what);
             pool.import();
         }
         for load in &mut loads {
-            load.judge(&pool.at(), &what);
+            load.judge(&pool.at(""), &what);
         }
     }
-    pool.run(&["scrub", "-w", &pool.name]);
-    assert_eq!(pool.run(&["status", "-x", &pool.name]), format!("pool '{}' is healthy\n", pool.name));
+    pool.told(&["pool", "scrub", "-w", "%"]);
+    assert_eq!(pool.told(&["pool", "status", "-x", "%"]), format!("pool '{}' is healthy\n", pool.name));
     let promises: Vec<String> = loads.iter().map(|load| load.promises()).collect();
     println!("{short}: {}", promises.join(", "));
 }
@@ -157,4 +92,95 @@ fn a_pool_whose_writes_the_kernel_collects_keeps_what_was_synced() {
 fn a_small_pool_keeps_what_was_synced() {
     // Snapshots would keep what all others overwrite: it has no room for that.
     campaign("crs", "512M", 1000, false);
+}
+
+/// Whether sync(2) is heard here: on Linux 6.18 and newer, where there are loop devices.
+fn sync_is_heard() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    let new_enough = (numbers.next(), numbers.next()) >= (Some(6), Some(18));
+    (new_enough && Path::new("/dev/loop-control").exists()) || mounting::skip("sync", "sync(2) is not heard here")
+}
+
+/// Whether there is a loop device by which this process hears sync(2).
+fn hears(process: u32) -> bool {
+    let name = format!("nacre-sync-{process} ");
+    let backing = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+    std::fs::read_dir("/sys/block").unwrap().any(|entry| backing(entry.unwrap()).contains(&name))
+}
+
+#[test]
+fn what_was_done_before_sync_is_there_after_a_crash() {
+    if !as_root() || !sync_is_heard() {
+        return;
+    }
+    let pool = Pool::made("psync", "3G", &[]);
+    pool.told(&["fs", "create", "%/below"]);
+    for round in 0..number("NACRE_POOL_ROUNDS", 4) {
+        let (process, at) = (pool.process(&pool.name), pool.at(""));
+        let file = |name: &str| at.join(format!("{name}{round}"));
+        assert!(hears(process));
+        // Closed; held open, written to and appended to; mapped, the descriptor closed; names.
+        std::fs::write(file("closed"), b"closed").unwrap();
+        std::fs::write(file("below/closed"), b"below").unwrap();
+        let mut held = std::fs::File::create(file("held")).unwrap();
+        held.write_all(&[b'h'; 100_000]).unwrap();
+        let mut log = std::fs::File::options().create(true).append(true).open(file("log")).unwrap();
+        log.write_all(b"appended").unwrap();
+        let mapped = std::fs::File::options().create_new(true).read(true).write(true).open(file("mapped")).unwrap();
+        mapped.set_len(1 << 20).unwrap();
+        let mapping = nacre_sys::mapping::SharedMapping::new(&mapped, 1 << 20, true).unwrap();
+        drop(mapped);
+        mapping.write(70_000, b"stored").unwrap();
+        std::fs::create_dir(file("directory")).unwrap();
+        std::fs::rename(file("closed"), file("renamed")).unwrap();
+        rustix::fs::sync();
+        pool.die();
+        eventually("the loop device goes with its process", || !hears(process));
+        drop((held, log, mapping));
+        pool.leave();
+        pool.import();
+        assert_eq!(std::fs::read(file("renamed")).unwrap(), b"closed");
+        assert_eq!(std::fs::read(file("below/closed")).unwrap(), b"below");
+        assert!(std::fs::read(file("held")).unwrap() == [b'h'; 100_000]);
+        assert_eq!(std::fs::read(file("log")).unwrap(), b"appended");
+        assert_eq!(std::fs::read(file("mapped")).unwrap()[70_000..70_006], *b"stored");
+        assert!(file("directory").is_dir() && !file("closed").exists());
+    }
+    let process = pool.process(&pool.name);
+    pool.told(&["pool", "export", "%"]);
+    eventually("the loop device goes with its process", || !hears(process));
+    pool.import();
+}
+
+#[test]
+fn sync_can_be_called_while_the_process_dies() {
+    if !as_root() || !sync_is_heard() {
+        return;
+    }
+    let (pool, mut random) = (Pool::made("psyncs", "1G", &[]), Random(11 + number("NACRE_POOL_SEED", 0)));
+    for _ in 0..number("NACRE_POOL_ROUNDS", 4) {
+        let process = pool.process(&pool.name);
+        let ends = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let caller = |number: u64| {
+            let (ends, file) = (Arc::clone(&ends), pool.at("").join(format!("caller{number}")));
+            std::thread::spawn(move || {
+                while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+                    // The mount is dead at last.
+                    let _ = std::fs::write(&file, b"content");
+                    rustix::fs::sync();
+                }
+            })
+        };
+        let callers: Vec<_> = (0..3).map(caller).collect();
+        std::thread::sleep(Duration::from_millis(random.below(300)));
+        Yard::end_process(process, rustix::process::Signal::KILL);
+        ends.store(true, std::sync::atomic::Ordering::Relaxed);
+        eventually("everybody who called it goes on", || callers.iter().all(std::thread::JoinHandle::is_finished));
+        eventually("the loop device goes with its process", || !hears(process));
+        pool.leave();
+        pool.check("killed while sync(2) was called");
+        pool.import();
+    }
 }

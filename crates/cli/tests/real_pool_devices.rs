@@ -5,68 +5,8 @@
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, nacre, scratch, text};
-use std::{
-    fs,
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Command, Output},
-};
-
-/// Pools of one test in a scratch directory.
-struct Yard {
-    place: tempfile::TempDir,
-    names: Vec<String>,
-}
-
-impl Yard {
-    fn new() -> Yard {
-        Yard { place: scratch(), names: Vec::new() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.place.path().join(name)
-    }
-
-    /// A name for a pool that no other test has.
-    fn name(&mut self, short: &str) -> String {
-        let name = format!("{short}{}", std::process::id());
-        self.names.push(name.clone());
-        name
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(nacre());
-        command.arg0("nacre").current_dir(self.place.path()).env("NACRE_STATE_DIR", self.path("state")).env("LC_ALL", "C").env("TZ", "UTC");
-        finish(command.args(words))
-    }
-
-    /// Runs what has to succeed; its output.
-    fn nacre(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    /// Runs what has to be refused; what it says.
-    fn refused(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(!output.status.success(), "{words:?} succeeded: {}", text(&output.stdout));
-        text(&output.stderr)
-    }
-}
-
-impl Drop for Yard {
-    fn drop(&mut self) {
-        for name in &self.names {
-            // Most are gone already.
-            self.run(&["pool", "destroy", "-f", name]);
-            // What its process had to say of failures: this test has made them.
-            let _ = fs::remove_file(Path::new("/run/nacre").join(format!("{name}.log")));
-        }
-        mounting::clear(self.place.path());
-    }
-}
+use mounting::{as_root, eventually, nacre, pools::Yard, text};
+use std::{fs, os::unix::process::CommandExt, path::Path, process::Command};
 
 /// A disk with so much room more than what it holds, MiB.
 fn room(disk: &Path, more: u64) {
@@ -80,7 +20,7 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let (disk, at) = (yard.path("disk"), yard.path("at"));
     fs::create_dir(&disk).unwrap();
     assert!(mounting::run("mount", ["-t", "tmpfs", "-o", "size=40m", "tmpfs", disk.to_str().unwrap()]).status.success());
@@ -97,6 +37,14 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
     eventually("the pool waits", suspended);
     let status = yard.nacre(&["pool", "status", &name]);
     assert!(status.contains("everybody waits until it can be made") && status.contains("No space left"), "{status}");
+    // Who waits for it with all others is not kept waiting.
+    for words in [&["fs", "list"][..], &["fs", "get", "used"], &["fs", "list", &name]] {
+        let output = yard.run(words);
+        let said = text(&output.stderr);
+        // What others on this machine have may be stuck as well.
+        let told = said.contains(&format!("pool '{name}' does not answer: it is suspended"));
+        assert!(told || text(&output.stdout).contains(&name), "{words:?}: {said}");
+    }
     room(&disk, 60);
     yard.nacre(&["pool", "clear", &name]);
     assert!(filling.wait().unwrap().success());
@@ -116,7 +64,7 @@ fn a_disk_without_room_is_waited_for_given_up_or_fatal() {
     yard.nacre(&["pool", "set", "failmode=panic", &name]);
     room(&disk, 8);
     assert!(!fill("more").wait().unwrap().success());
-    eventually("the end of the process", || !yard.run(&["pool", "list", &name]).status.success());
+    eventually("the end of the process", || yard.nacre(&["pool", "list", "-H", "-o", "health", &name]) == "UNAVAIL\n");
     room(&disk, 200);
     yard.nacre(&["pool", "import", "-d", disk.to_str().unwrap(), &name]);
     assert!(fs::read(at.join("kept")).unwrap() == kept);
@@ -128,13 +76,13 @@ fn of_several_copies_of_a_device_the_newest_is_imported() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let (name, at) = (yard.name("cp"), yard.path("at"));
     yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
     fs::write(at.join("file"), b"old").unwrap();
     yard.nacre(&["pool", "export", &name]);
     fs::copy(yard.path("img"), yard.path("backup")).unwrap();
-    let twins = yard.refused(&["pool", "import", "-d", ".", &name]);
+    let (_, twins) = yard.refused(&["pool", "import", "-d", ".", &name]);
     assert!(twins.contains("are copies of the same device") && twins.contains("-d FILE"), "{twins}");
     yard.nacre(&["pool", "import", "-d", "img", &name]);
     fs::write(at.join("file"), b"new").unwrap();
@@ -149,12 +97,12 @@ fn a_name_for_one_import_leaves_the_pool_its_own() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let (name, other, at) = (yard.name("tn"), yard.name("to"), yard.path("at"));
     yard.nacre(&["pool", "create", "--size", "64M", "-m", at.to_str().unwrap(), &name, "img"]);
     yard.nacre(&["fs", "create", &format!("{name}/a")]);
     yard.nacre(&["pool", "export", &name]);
-    assert!(yard.refused(&["pool", "import", "-d", "img", "-t", &name]).contains("-t wants a name"));
+    assert!(yard.refused(&["pool", "import", "-d", "img", "-t", &name]).1.contains("-t wants a name"));
     yard.nacre(&["pool", "import", "-d", "img", "-t", &name, &other]);
     yard.nacre(&["fs", "create", &format!("{other}/b")]);
     assert_eq!(yard.nacre(&["fs", "list", "-H", "-o", "name", "-r", &other]), format!("{other}\n{other}/a\n{other}/b\n"));
@@ -172,7 +120,7 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let (image, at) = (yard.path("img"), yard.path("at"));
     let name = yard.name("ax");
     let create = ["pool", "create", "-O", "compression=off", "--size", "256M", "-m", at.to_str().unwrap()];
@@ -181,8 +129,8 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     let bytes = |property: &str| size(property).parse::<u64>().unwrap();
     let (before, kept) = (bytes("size"), vec![7; 20 << 20]);
     fs::write(at.join("kept"), &kept).unwrap();
-    assert!(yard.refused(&["pool", "online", &name]).contains("missing"));
-    assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).contains("no such device in pool"));
+    assert!(yard.refused(&["pool", "online", &name]).1.contains("missing"));
+    assert!(yard.refused(&["pool", "online", "-e", &name, "other"]).1.contains("no such device in pool"));
     // While it is imported, when it is told to.
     fs::OpenOptions::new().write(true).open(&image).unwrap().set_len(512 << 20).unwrap();
     assert_eq!(size("expandsize"), "-");
@@ -231,7 +179,7 @@ fn a_block_device_gets_back_what_is_not_used() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let image = yard.path("image");
     fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
     let device = Loop::over(&image);
@@ -283,7 +231,7 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
     if !as_root() {
         return;
     }
-    let mut yard = Yard::new();
+    let yard = Yard::new();
     let name = yard.name("diff");
     let at = yard.path("at");
     yard.nacre(&["pool", "create", "--size", "256M", "-m", at.to_str().unwrap(), &name, yard.path("device").to_str().unwrap()]);
@@ -300,7 +248,7 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
     let mut first = [0; 1];
     std::io::Read::read_exact(diff.stdout.as_mut().unwrap(), &mut first).unwrap();
     let said = |words: &[&str]| {
-        let said = yard.refused(words);
+        let (_, said) = yard.refused(words);
         assert!(said.contains("busy") && said.contains("diff"), "{words:?}: {said}");
     };
     said(&["fs", "destroy", &of("/a@two")]);
@@ -314,4 +262,23 @@ fn what_a_diff_reads_is_not_destroyed_meanwhile() {
     assert_eq!(text(&rest.stdout).lines().filter(|line| line.contains("a-file-with-a-name")).count(), 4000);
     eventually("it is read no more", || yard.run(&["fs", "promote", &of("/b")]).status.success());
     yard.nacre(&["pool", "destroy", &name]);
+}
+
+/// A pool that was to lie in itself would wait for its own answers, and with it everybody, also after kill -9.
+#[test]
+fn a_pool_does_not_lie_in_itself() {
+    if !as_root() {
+        return;
+    }
+    let yard = Yard::new();
+    let (name, at) = (yard.name("itself"), yard.path("at"));
+    yard.nacre(&["pool", "create", "--size", "128M", "-m", at.to_str().unwrap(), &name, yard.path("img").to_str().unwrap()]);
+    fs::File::create(at.join("inside")).unwrap().set_len(100 << 20).unwrap();
+    std::os::unix::fs::symlink(at.join("inside"), yard.path("link")).unwrap();
+    for device in [at.join("inside"), at.join("new"), yard.path("link")] {
+        let (_, said) = yard.refused(&["pool", "add", "--size", "100M", &name, device.to_str().unwrap()]);
+        assert!(said.contains("a file system of the pool itself"), "{said}");
+    }
+    assert!(!at.join("new").exists());
+    yard.nacre(&["pool", "add", "--size", "100M", &name, yard.path("outside").to_str().unwrap()]);
 }

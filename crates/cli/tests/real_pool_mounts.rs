@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::{as_root, eventually, finish, nacre, scratch, text};
+use mounting::{as_root, eventually, finish, nacre, pools::Pool, text};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use std::{
     fs,
@@ -16,72 +16,6 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-/// One pool on one file, mounted.
-struct Pool {
-    name: String,
-    place: tempfile::TempDir,
-}
-
-impl Pool {
-    fn new(size: &str) -> Pool {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("pm{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let pool = Pool { name, place: scratch() };
-        pool.pool(&["create", "--size", size, "-m", pool.at("").to_str().unwrap(), &pool.name, pool.device().to_str().unwrap()]);
-        pool
-    }
-
-    fn device(&self) -> PathBuf {
-        self.place.path().join("device")
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        let at = self.place.path().join("at");
-        if name.is_empty() { at } else { at.join(name) }
-    }
-
-    fn run(&self, family: &str, arguments: &[&str]) -> (bool, String) {
-        let mut command = Command::new(nacre());
-        command.current_dir(self.place.path()).env("NACRE_STATE_DIR", self.place.path().join("state")).env("LC_ALL", "C");
-        let output = finish(command.arg(family).args(arguments));
-        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
-    }
-
-    fn pool(&self, arguments: &[&str]) -> String {
-        let (done, said) = self.run("pool", arguments);
-        assert!(done, "{arguments:?}: {said}");
-        said
-    }
-
-    fn fs(&self, arguments: &[&str]) -> String {
-        let (done, said) = self.run("fs", arguments);
-        assert!(done, "{arguments:?}: {said}");
-        said
-    }
-
-    fn import(&self) {
-        self.pool(&["import", "-d", self.device().to_str().unwrap(), &self.name]);
-    }
-
-    /// Ends the pool's process as a crash would.
-    fn kill(&self) {
-        let (_, said) = self.run("pool", &["status", "--json", &self.name]);
-        let status: serde_json::Value = serde_json::from_str(&said).unwrap();
-        let process = i32::try_from(status["pools"][&self.name]["process"].as_i64().unwrap()).unwrap();
-        rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), rustix::process::Signal::KILL).unwrap();
-        let gone = Path::new("/proc").join(process.to_string());
-        eventually("the end of the process", || !gone.exists());
-        rustix::mount::unmount(self.at(""), rustix::mount::UnmountFlags::DETACH).unwrap();
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.run("pool", &["destroy", "-f", &self.name]);
-        mounting::clear(self.place.path());
-    }
-}
-
 /// Large enough for the kernel to collect writes; the file is sparse.
 const ROOMY: &str = "3G";
 
@@ -90,7 +24,7 @@ fn a_snapshot_holds_what_write_had_taken() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new(ROOMY);
+    let pool = Pool::made("pm", ROOMY, &[]);
     let mut file = fs::File::create(pool.at("open")).unwrap();
     for round in 0..5_u32 {
         let line = format!("line {round}\n");
@@ -100,7 +34,7 @@ fn a_snapshot_holds_what_write_had_taken() {
         if round % 2 == 0 {
             fs::create_dir(pool.at(".zfs/snapshot").join(&name)).unwrap();
         } else {
-            pool.fs(&["snapshot", &format!("{}@{name}", pool.name)]);
+            pool.told(&["fs", "snapshot", &format!("{}@{name}", pool.name)]);
         }
         let then = fs::read_to_string(pool.at(".zfs/snapshot").join(&name).join("open")).unwrap();
         assert_eq!(then.len() as u64, length);
@@ -125,9 +59,9 @@ fn snapshots_are_one_moment_for_whoever_writes() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new(ROOMY);
+    let pool = Pool::made("pm", ROOMY, &[]);
     for below in ["one", "two"] {
-        pool.fs(&["create", &format!("{}/{below}", pool.name)]);
+        pool.told(&["fs", "create", &format!("{}/{below}", pool.name)]);
     }
     let places = [("a", "b"), ("one/a", "two/b"), ("two/c", "one/c")];
     for (round, (first, second)) in places.into_iter().enumerate() {
@@ -136,7 +70,7 @@ fn snapshots_are_one_moment_for_whoever_writes() {
         std::thread::scope(|scope| {
             scope.spawn(|| count_in_both(&one, &other, &over));
             for turn in 0..5 {
-                pool.fs(&["snapshot", "-r", &format!("{}@s{round}-{turn}", pool.name)]);
+                pool.told(&["fs", "snapshot", "-r", &format!("{}@s{round}-{turn}", pool.name)]);
             }
             over.store(true, Ordering::Relaxed);
         });
@@ -157,7 +91,7 @@ fn snapshots_are_directories_that_cannot_be_changed() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("64M");
+    let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("d")).unwrap();
     fs::write(pool.at("d/file"), "before").unwrap();
     fs::hard_link(pool.at("d/file"), pool.at("second")).unwrap();
@@ -185,10 +119,10 @@ fn snapshots_are_directories_that_cannot_be_changed() {
     let listed = || fs::read_dir(pool.at("")).unwrap().any(|entry| entry.unwrap().file_name() == ".zfs");
     assert!(!listed());
     fs::rename(there("one"), there("two")).unwrap();
-    assert_eq!(pool.fs(&["list", "-H", "-t", "snapshot", "-o", "name", "-r", &pool.name]), format!("{}@two\n", pool.name));
+    assert_eq!(pool.told(&["fs", "list", "-H", "-t", "snapshot", "-o", "name", "-r", &pool.name]), format!("{}@two\n", pool.name));
     fs::remove_dir(there("two")).unwrap();
     assert_eq!(fs::read_dir(there("")).unwrap().count(), 0);
-    pool.fs(&["set", "snapdir=disabled", &pool.name]);
+    pool.told(&["fs", "set", "snapdir=disabled", &pool.name]);
     eventually("the end of .zfs", || !pool.at(".zfs").exists());
 }
 
@@ -197,7 +131,7 @@ fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("64M");
+    let pool = Pool::made("pm", "64M", &[]);
     // Nothing that could be compressed.
     let mut noise = 1_u64;
     let mut block = Vec::new();
@@ -233,7 +167,7 @@ fn a_full_pool_refuses_the_write_and_keeps_what_it_took() {
         }
     };
     verify();
-    pool.pool(&["export", &pool.name]);
+    pool.told(&["pool", "export", &pool.name]);
     pool.import();
     verify();
     fs::remove_file(pool.at("fill")).unwrap();
@@ -245,7 +179,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new(ROOMY);
+    let pool = Pool::made("pm", ROOMY, &[]);
     let rounds = std::env::var("NACRE_TEST_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
     let mut all = Vec::new();
     for round in 0..rounds {
@@ -268,7 +202,8 @@ fn what_was_synced_survives_the_death_of_the_process() {
                 }
             });
             eventually("some files", || synced.load(Ordering::Relaxed) > 20);
-            pool.kill();
+            pool.die();
+            pool.leave();
         });
         pool.import();
         all.extend((0..synced.into_inner()).map(|number| (name(number), content(number))));
@@ -283,7 +218,7 @@ fn a_file_without_a_name_is_found_while_somebody_holds_it() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("64M");
+    let pool = Pool::made("pm", "64M", &[]);
     fs::create_dir(pool.at("gone")).unwrap();
     fs::write(pool.at("file"), "content").unwrap();
     let hold = |name: &str| rustix::fs::open(pool.at(name), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
@@ -310,7 +245,7 @@ fn what_is_unlinked_is_free_again() {
     }
     // Once written to directly, once collected by the kernel.
     for size in ["64M", ROOMY] {
-        let pool = Pool::new(size);
+        let pool = Pool::made("pm", size, &[]);
         let inodes = || {
             let figures = rustix::fs::statvfs(pool.at("")).unwrap();
             figures.f_files - figures.f_ffree
@@ -329,7 +264,7 @@ fn what_is_unlinked_is_free_again() {
             }
         });
         eventually("the end of what was unlinked", || {
-            pool.pool(&["sync", &pool.name]);
+            pool.told(&["pool", "sync", &pool.name]);
             inodes() == before
         });
     }
@@ -340,13 +275,13 @@ fn a_mount_is_remounted_read_only_and_back() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("64M");
-    pool.fs(&["set", "readonly=on", &pool.name]);
+    let pool = Pool::made("pm", "64M", &[]);
+    pool.told(&["fs", "set", "readonly=on", &pool.name]);
     let refused = fs::write(pool.at("file"), "x").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
-    pool.fs(&["set", "readonly=off", &pool.name]);
+    pool.told(&["fs", "set", "readonly=off", &pool.name]);
     fs::write(pool.at("file"), "x").unwrap();
-    pool.fs(&["set", "exec=off", &pool.name]);
+    pool.told(&["fs", "set", "exec=off", &pool.name]);
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(table.lines().any(|line| line.starts_with(&format!("{} ", pool.name)) && line.contains("noexec")), "{table}");
 }
@@ -356,8 +291,8 @@ fn mounts_of_pools_are_listed_and_ended_like_all_others() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("256M");
-    pool.fs(&["create", &format!("{}/below", pool.name)]);
+    let pool = Pool::made("pm", "256M", &[]);
+    pool.told(&["fs", "create", &format!("{}/below", pool.name)]);
     fs::write(pool.at("below/file"), b"x").unwrap();
     let at = pool.at("below").to_str().unwrap().to_owned();
     let output = finish(Command::new(nacre()).args(["status", "--json"]).arg(&at));
@@ -376,9 +311,64 @@ fn mounts_of_pools_are_listed_and_ended_like_all_others() {
     drop(inside);
     let ended = || finish(Command::new(nacre()).arg("umount").arg(&at)).status.success();
     eventually("the unmount of what nobody uses", ended);
-    assert!(pool.fs(&["get", "-H", "-o", "value", "mounted", &format!("{}/below", pool.name)]).starts_with("no"));
+    assert!(pool.told(&["fs", "get", "-H", "-o", "value", "mounted", &format!("{}/below", pool.name)]).starts_with("no"));
     let gone = finish(Command::new(nacre()).arg("status").arg(&at));
     assert!(text(&gone.stderr).contains("no mount of nacre answers"), "{}", text(&gone.stderr));
-    pool.fs(&["mount", &format!("{}/below", pool.name)]);
+    pool.told(&["fs", "mount", &format!("{}/below", pool.name)]);
     assert_eq!(fs::read(pool.at("below/file")).unwrap(), b"x");
+}
+
+/// What watchers of these files are told from now on, by the names that inotify has for it.
+struct Watched(std::os::fd::OwnedFd);
+
+impl Watched {
+    fn new(files: &[PathBuf]) -> Watched {
+        use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+        let inotify = init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        for file in files {
+            add_watch(&inotify, file, WatchFlags::ALL_EVENTS).unwrap();
+        }
+        Watched(inotify)
+    }
+
+    fn told(&self) -> Vec<String> {
+        let mut buffer = [std::mem::MaybeUninit::uninit(); 65536];
+        let mut reader = rustix::fs::inotify::Reader::new(&self.0, &mut buffer);
+        std::iter::from_fn(|| reader.next().ok().map(|event| format!("{:?}", event.events()))).collect()
+    }
+}
+
+#[test]
+fn watchers_are_told_of_nothing_that_no_user_did() {
+    if !as_root() {
+        return;
+    }
+    // With ACLs users see another inode than the first one as the root, without them that one itself.
+    for acls in ["posix", "off"] {
+        let pool = Pool::made("pm", ROOMY, &[]);
+        pool.told(&["fs", "set", &format!("acltype={acls}"), &pool.name]);
+        pool.told(&["fs", "unmount", &pool.name]);
+        pool.told(&["fs", "mount", &pool.name]);
+        let mut file = fs::File::create(pool.at("open")).unwrap();
+        file.write_all(b"first").unwrap();
+        let watched = Watched::new(&[pool.at(""), pool.at("open")]);
+        for round in 0..3 {
+            // Passed on by itself, while it is open.
+            let before = writes(&pool.at(""));
+            file.write_all(b"more").unwrap();
+            eventually("what is written to an open file is passed on", || writes(&pool.at("")) > before);
+            // And because a snapshot needs it.
+            file.write_all(b"again").unwrap();
+            pool.told(&["fs", "snapshot", &format!("{}@s{round}", pool.name)]);
+            let told = watched.told();
+            assert!(!told.is_empty() && told.iter().all(|event| event == "ReadFlags(MODIFY)"), "{acls}: {told:?}");
+        }
+        let (length, then) = (file.metadata().unwrap().len(), fs::metadata(pool.at(".zfs/snapshot/s2/open")).unwrap().len());
+        assert_eq!((length, then), (5 + 3 * 9, 5 + 3 * 9));
+    }
+}
+
+/// The WRITEs that have reached the daemon.
+fn writes(at: &Path) -> u64 {
+    mounting::status::Status::of(at).requests().get("write").copied().unwrap_or(0)
 }

@@ -1,66 +1,38 @@
-//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds back; what was accepted is there after an
-//! import; deletes make room at once; copies of the kernel share what they can.
+//! Space on a real mount: a full pool and quotas refuse the writing call, whatever the kernel holds back, and msync(2) what was stored to mappings; what
+//! was accepted is there after an import; deletes make room at once; copies of the kernel share what they can.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 mod mounting;
 
-use mounting::{as_root, finish, nacre, scratch, text};
+use mounting::{as_root, pools::Pool};
+use nacre_sys::mapping::SharedMapping;
+use rustix::fs::FallocateFlags;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, chown};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-/// A pool on a file, mounted in a scratch directory; it goes with the test.
-struct Pool {
-    place: tempfile::TempDir,
-    name: String,
+fn sized(short: &str, size: &str) -> Pool {
+    Pool::made(short, size, &["-O", "compression=off"])
 }
 
 impl Pool {
-    fn new(short: &str) -> Pool {
-        let pool = Pool { place: scratch(), name: format!("sp{short}{}", std::process::id()) };
-        let (at, image) = (pool.root(), pool.place.path().join("image"));
-        let (at, image) = (at.to_str().unwrap(), image.to_str().unwrap());
-        pool.nacre(&["pool", "create", "--size", "128M", "-O", "compression=off", "-m", at, &pool.name, image]);
-        pool
-    }
-
-    fn root(&self) -> PathBuf {
-        self.place.path().join("tank")
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(nacre());
-        command.args(words).current_dir(self.place.path()).env("LC_ALL", "C").env("NO_COLOR", "1");
-        command.env("NACRE_STATE_DIR", self.place.path().join("state"));
-        command
-    }
-
-    fn nacre(&self, words: &[&str]) -> String {
-        let output = finish(&mut self.command(words));
-        assert!(output.status.success(), "{words:?}: {}{}", text(&output.stdout), text(&output.stderr));
-        text(&output.stdout).trim().to_owned()
-    }
-
     fn figure(&self, words: &[&str]) -> u64 {
-        self.nacre(words).parse().unwrap()
+        self.nacre(words).trim().parse().unwrap()
+    }
+
+    /// Whether the pool works: commits go through.
+    fn assert_works(&self) {
+        self.nacre(&["pool", "sync", "%"]);
+        assert_eq!(self.nacre(&["pool", "list", "-H", "-o", "health", "%"]), "ONLINE\n");
     }
 
     /// Leaves the pool in order and takes it again.
     fn import_again(&self) {
-        self.nacre(&["pool", "export", &self.name]);
-        self.nacre(&["pool", "import", "-d", self.place.path().to_str().unwrap(), &self.name]);
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Whatever state it is in: the directory is cleared in any case.
-        let _ = self.command(&["pool", "export", "-f", &self.name]).output();
-        mounting::clear(self.place.path());
+        self.nacre(&["pool", "export", "%"]);
+        self.import();
     }
 }
 
@@ -92,6 +64,18 @@ impl Pattern {
     }
 }
 
+/// Makes a file of so many bytes, of holes only, and stores to all of it through a mapping; what msync and then fsync say.
+fn store(path: &Path, seed: u64, length: usize) -> (std::io::Result<()>, std::io::Result<()>) {
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    file.set_len(length as u64).unwrap();
+    let mapping = SharedMapping::new(&file, length, true).unwrap();
+    let pattern = Pattern::new(seed);
+    for at in (0..length).step_by(1 << 20) {
+        mapping.write(at, &pattern.bytes(at as u64, (length - at).min(1 << 20))).unwrap();
+    }
+    (mapping.sync(), file.sync_all())
+}
+
 /// Writes until it is refused; how much was accepted, and how it was refused.
 fn fill(path: &Path, seed: u64, piece: usize) -> (u64, ErrorKind) {
     let (mut file, pattern) = (File::create(path).unwrap(), Pattern::new(seed));
@@ -117,8 +101,8 @@ fn a_full_pool_keeps_all_that_it_accepted() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("full");
-    let file = |number: u64| pool.root().join(format!("f{number}"));
+    let pool = sized("full", "128M");
+    let file = |number: u64| pool.at("").join(format!("f{number}"));
     // Before it is full: the slowest writer shall have a file as well.
     (0..3).for_each(|number| drop(File::create(file(number)).unwrap()));
     let accepted: Vec<u64> = std::thread::scope(|scope| {
@@ -153,15 +137,15 @@ fn quotas_refuse_the_writing_call() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("quota");
+    let pool = sized("quota", "128M");
     let (home, user) = (format!("{}/home", pool.name), format!("{}/home/user", pool.name));
     pool.nacre(&["fs", "create", "-o", "quota=20M", &home]);
     pool.nacre(&["fs", "create", "-o", "refquota=10M", &user]);
-    let inside = pool.root().join("home/user/f");
+    let inside = pool.at("").join("home/user/f");
     let (accepted, refused) = fill(&inside, 1, 60_000);
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!((9 << 20..10 << 20).contains(&accepted), "{accepted}");
-    let (beside, refused) = fill(&pool.root().join("home/g"), 2, 60_000);
+    let (beside, refused) = fill(&pool.at("").join("home/g"), 2, 60_000);
     assert_eq!(refused, ErrorKind::QuotaExceeded);
     assert!((9 << 20..11 << 20).contains(&beside), "{beside}");
     pool.nacre(&["pool", "sync", &pool.name]);
@@ -169,7 +153,7 @@ fn quotas_refuse_the_writing_call() {
     // A user's, as the file's owner is charged.
     pool.nacre(&["fs", "set", "quota=none", &home]);
     pool.nacre(&["fs", "set", "userquota@12345=2M", &home]);
-    let owned = pool.root().join("home/owned");
+    let owned = pool.at("").join("home/owned");
     File::create(&owned).unwrap();
     chown(&owned, Some(12345), None).unwrap();
     let (owned_bytes, refused) = fill(&owned, 3, 60_000);
@@ -177,7 +161,7 @@ fn quotas_refuse_the_writing_call() {
     assert!(owned_bytes <= 2 << 20, "{owned_bytes}");
     // Of whoever has none of his own.
     pool.nacre(&["fs", "set", "defaultuserquota=3M", "defaultgroupobjquota=1000", &home]);
-    let other = pool.root().join("home/other");
+    let other = pool.at("").join("home/other");
     File::create(&other).unwrap();
     chown(&other, Some(12346), None).unwrap();
     let (other_bytes, refused) = fill(&other, 4, 60_000);
@@ -186,10 +170,13 @@ fn quotas_refuse_the_writing_call() {
     pool.nacre(&["pool", "sync", &pool.name]);
     let space = pool.nacre(&["fs", "userspace", "-Hnp", "-o", "name,quota", &home]);
     assert!(space.lines().any(|line| line == "12345\t2097152") && space.lines().any(|line| line == "12346\t3145728"), "{space}");
-    assert_eq!(pool.nacre(&["fs", "get", "-H", "-o", "value,source", "userquota@12347,defaultuserquota", &home]), "3M\tdefault\n3M\tlocal");
+    assert_eq!(
+        pool.nacre(&["fs", "get", "-H", "-o", "value,source", "userquota@12347,defaultuserquota", &home]),
+        "3M\tdefault\n3M\tlocal\n"
+    );
     pool.nacre(&["fs", "set", "defaultuserquota=none", &home]);
     for (path, seed, length) in
-        [(inside, 1, accepted), (pool.root().join("home/g"), 2, beside), (owned, 3, owned_bytes), (other, 4, other_bytes)]
+        [(inside, 1, accepted), (pool.at("").join("home/g"), 2, beside), (owned, 3, owned_bytes), (other, 4, other_bytes)]
     {
         assert_holds(&path, seed, length);
     }
@@ -200,8 +187,8 @@ fn copies_of_the_kernel_share_what_they_can() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("share");
-    let (from, to) = (pool.root().join("a"), pool.root().join("b"));
+    let pool = sized("share", "128M");
+    let (from, to) = (pool.at("").join("a"), pool.at("").join("b"));
     let length = 12 * (1 << 20) + 777;
     fs::write(&from, Pattern::new(5).bytes(0, length)).unwrap();
     pool.nacre(&["pool", "sync", &pool.name]);
@@ -242,8 +229,8 @@ fn parts_of_files_are_shared_from_record_to_record() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("parts");
-    let (from, whole, part) = (pool.root().join("a"), pool.root().join("b"), pool.root().join("c"));
+    let pool = sized("parts", "128M");
+    let (from, whole, part) = (pool.at("").join("a"), pool.at("").join("b"), pool.at("").join("c"));
     let length = 8 << 20;
     let mut content = Pattern::new(7).bytes(0, length);
     fs::write(&from, &content).unwrap();
@@ -277,8 +264,8 @@ fn what_many_have_deleted_is_free() {
     if !as_root() {
         return;
     }
-    let pool = Pool::new("gone");
-    let root = pool.root();
+    let pool = sized("gone", "128M");
+    let root = pool.at("");
     std::thread::scope(|scope| {
         for worker in 0..4 {
             let root = &root;
@@ -297,4 +284,139 @@ fn what_many_have_deleted_is_free() {
         pool.nacre(&["pool", "sync", &pool.name]);
         pool.figure(&["fs", "get", "-Hp", "-o", "value", "used", &pool.name]) < 64 << 10
     });
+}
+
+#[test]
+fn stores_to_mappings_end_at_quotas() {
+    if !as_root() {
+        return;
+    }
+    let pool = sized("store", "512M");
+    let full = |outcome: std::io::Result<()>| assert_eq!(outcome.unwrap_err().kind(), ErrorKind::StorageFull);
+    for (short, property, figure) in [("a", "quota", "used"), ("b", "refquota", "referenced"), ("c", "userquota@12345", "userused@12345")] {
+        let name = format!("{}/{short}", pool.name);
+        pool.nacre(&["fs", "create", "-o", &format!("{property}=4M"), &name]);
+        let path = pool.at("").join(short).join("f");
+        File::create(&path).unwrap();
+        chown(&path, Some(12345), None).unwrap();
+        let (told, told_again) = store(&path, 1, 60 << 20);
+        full(told);
+        // Each open file is told once, and it was by the mapping's msync.
+        told_again.unwrap();
+        pool.assert_works();
+        let used = pool.figure(&["fs", "get", "-Hp", "-o", "value", figure, &name]);
+        assert!((3 << 20..(4 << 20) + (64 << 10)).contains(&used), "{property}: {used}");
+        // With a larger one it goes on.
+        pool.nacre(&["fs", "set", &format!("{property}=100M"), &name]);
+        let (told, told_again) = store(&path, 2, 60 << 20);
+        told.unwrap();
+        told_again.unwrap();
+        assert_holds(&path, 2, 60 << 20);
+        fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn stores_of_several_fill_a_pool_and_stop_nobody() {
+    if !as_root() {
+        return;
+    }
+    let pool = sized("fill", "512M");
+    let file = |number: u64| pool.at("").join(format!("f{number}"));
+    // What a write(2) of somebody else's was told stays true.
+    let (accepted, refused) = std::thread::scope(|scope| {
+        let stores: Vec<_> = (0..3)
+            .map(|number| (number, file(number)))
+            .map(|(number, path)| scope.spawn(move || store(&path, number, 150 << 20)))
+            .collect();
+        let writer = scope.spawn(|| fill(&file(9), 9, 50_000));
+        let told = stores.into_iter().map(|stores| stores.join().unwrap().0).filter_map(Result::err);
+        let kinds: Vec<ErrorKind> = told.map(|error| error.kind()).collect();
+        assert!(!kinds.is_empty() && kinds.iter().all(|kind| *kind == ErrorKind::StorageFull), "{kinds:?}");
+        writer.join().unwrap()
+    });
+    assert_eq!(refused, ErrorKind::StorageFull);
+    pool.assert_works();
+    // Who removes finds room.
+    fs::remove_file(file(0)).unwrap();
+    pool.import_again();
+    assert_holds(&file(9), 9, accepted);
+    (1..3).for_each(|number| fs::remove_file(file(number)).unwrap());
+    mounting::eventually("what was deleted is free", || {
+        pool.nacre(&["pool", "sync", &pool.name]);
+        pool.figure(&["fs", "get", "-Hp", "-o", "value", "available", &pool.name]) > 100 << 20
+    });
+    let (told, told_again) = store(&file(4), 4, 60 << 20);
+    told.unwrap();
+    told_again.unwrap();
+    assert_holds(&file(4), 4, 60 << 20);
+}
+
+#[test]
+fn stores_and_writes_to_one_file_are_both_there() {
+    if !as_root() {
+        return;
+    }
+    let pool = sized("both", "512M");
+    let name = format!("{}/home", pool.name);
+    pool.nacre(&["fs", "create", &name]);
+    let path = pool.at("").join("home/f");
+    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+    // From here on each write is announced.
+    pool.nacre(&["fs", "set", "quota=150M", &name]);
+    let (front, behind) = (60 << 20, 40 << 20);
+    file.set_len(front + behind).unwrap();
+    let mapped = file.try_clone().unwrap();
+    let (written, stored) = (Pattern::new(1), Pattern::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mapping = SharedMapping::new(&mapped, (front + behind) as usize, true).unwrap();
+            for at in (front..front + behind).step_by(1 << 20) {
+                mapping.write(at as usize, &stored.bytes(at, 1 << 20)).unwrap();
+            }
+            mapping.sync().unwrap();
+        });
+        for at in (0..front).step_by(20_000) {
+            file.write_all(&written.bytes(at, (front - at).min(20_000) as usize)).unwrap();
+        }
+    });
+    file.sync_all().unwrap();
+    let is_whole = || {
+        let content = fs::read(&path).unwrap();
+        assert!(content[..front as usize] == written.bytes(0, front as usize));
+        assert!(content[front as usize..] == stored.bytes(front, behind as usize));
+    };
+    is_whole();
+    drop((mapped, file));
+    pool.import_again();
+    is_whole();
+}
+
+#[test]
+fn room_that_is_asked_for_is_there_or_refused_at_once() {
+    if !as_root() {
+        return;
+    }
+    let pool = sized("ask", "512M");
+    let name = format!("{}/home", pool.name);
+    pool.nacre(&["fs", "create", "-o", "quota=100M", &name]);
+    let ask = |path: &Path, flags: FallocateFlags, length: u64| {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        rustix::fs::fallocate(&file, flags, 0, length)
+    };
+    let (free, limited) = (pool.at("").join("f"), pool.at("").join("home/f"));
+    for flags in [FallocateFlags::empty(), FallocateFlags::KEEP_SIZE, FallocateFlags::ZERO_RANGE] {
+        assert_eq!(ask(&free, flags, 5 << 30), Err(rustix::io::Errno::NOSPC), "{flags:?}");
+        assert_eq!(ask(&limited, flags, 101 << 20), Err(rustix::io::Errno::DQUOT), "{flags:?}");
+        assert_eq!(fs::metadata(&free).unwrap().len(), 0, "{flags:?}");
+    }
+    ask(&free, FallocateFlags::empty(), 50 << 20).unwrap();
+    ask(&limited, FallocateFlags::empty(), 90 << 20).unwrap();
+    assert_eq!(fs::metadata(&limited).unwrap().len(), 90 << 20);
+    // What holds content already needs no room.
+    fs::write(&limited, Pattern::new(3).bytes(0, 80 << 20)).unwrap();
+    ask(&limited, FallocateFlags::empty(), 80 << 20).unwrap();
+    ask(&limited, FallocateFlags::KEEP_SIZE, 95 << 20).unwrap();
+    assert_eq!(ask(&limited, FallocateFlags::KEEP_SIZE, 110 << 20), Err(rustix::io::Errno::DQUOT));
+    assert_holds(&limited, 3, 80 << 20);
 }

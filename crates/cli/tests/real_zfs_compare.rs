@@ -1,7 +1,7 @@
 //! The same commands on the real zfs-fuse and on nacre, called as `zfs`: what the one refuses the other refuses, and after each step everything uses the
 //! same space, but for what a format takes for itself. Where zfs-fuse is not installed there is nothing to compare with.
 //!
-//! The steps are in `zfs_compare/steps.txt`; `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
+//! The steps are in `zfs_compare/steps.txt`, calls whose exit codes are compared in `codes.txt`; `zfs_compare/side.sh SIDE STEPS DIRECTORY` runs one side alone.
 
 // A failed expectation in a test is what the test reports.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// What formats may differ by, in bytes and as a share of the larger figure: indirect blocks, leaves, tables, what a pool's root keeps.
 const BYTES: u64 = 1 << 20;
@@ -23,6 +24,7 @@ const SHARE: f64 = 0.02;
 struct Step {
     line: String,
     done: bool,
+    code: i32,
     said: String,
     /// By name and property.
     figures: BTreeMap<(String, String), u64>,
@@ -38,6 +40,7 @@ fn steps_of(output: &str) -> Vec<Step> {
         let Some(step) = steps.last_mut() else { continue };
         if let Some(code) = line.strip_prefix("rc=") {
             step.done = code == "0";
+            step.code = code.parse().unwrap();
         } else if let Some(said) = line.strip_prefix("said=") {
             step.said.push_str(said);
             step.said.push('\n');
@@ -50,7 +53,7 @@ fn steps_of(output: &str) -> Vec<Step> {
     steps
 }
 
-fn side(name: &str, programs: &Path, directory: &Path) -> Vec<Step> {
+fn side(name: &str, programs: &Path, directory: &Path, steps: &str) -> Vec<Step> {
     let place = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/zfs_compare");
     fs::create_dir(directory).unwrap();
     let mut command = match name {
@@ -62,7 +65,7 @@ fn side(name: &str, programs: &Path, directory: &Path) -> Vec<Step> {
         }
     };
     let search = format!("{}:{}:/sbin:/usr/sbin", programs.display(), std::env::var("PATH").unwrap());
-    command.arg(place.join("side.sh")).arg(name).arg(place.join("steps.txt")).arg(directory);
+    command.arg(place.join("side.sh")).arg(name).arg(place.join(steps)).arg(directory);
     command.env("PATH", search).env("NACRE_STATE_DIR", directory.join("state")).env("LC_ALL", "C");
     let output = finish(&mut command);
     assert!(output.status.success(), "{name}: {:?}\n{}\n{}", output.status, text(&output.stdout), text(&output.stderr));
@@ -99,15 +102,36 @@ fn differences(theirs: &Step, ours: &Step) -> Vec<String> {
     wrong
 }
 
+/// Both tests have a pool of the same name.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn can_compare() -> bool {
+    as_root() && (Path::new("/sbin/zfs-fuse").exists() || skip("zfs-fuse", "zfs-fuse is not installed"))
+}
+
+#[test]
+fn exit_codes_are_those_of_zfs() {
+    if !can_compare() {
+        return;
+    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (theirs, ours) = both("codes.txt");
+    let wrong: Vec<String> = theirs
+        .iter()
+        .zip(&ours)
+        .filter(|(theirs, ours)| theirs.code != ours.code)
+        .map(|(theirs, ours)| format!("{}: theirs {} {}ours {} {}", theirs.line, theirs.code, theirs.said, ours.code, ours.said))
+        .collect();
+    assert!(theirs.iter().filter(|step| step.code == 2).count() > 50, "the other side takes too much: does it run?");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn figures_and_refusals_are_those_of_zfs() {
-    if !as_root() {
+    if !can_compare() {
         return;
     }
-    if !Path::new("/sbin/zfs-fuse").exists() {
-        skip("zfs-fuse", "zfs-fuse is not installed");
-        return;
-    }
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // Now and then zfs-fuse is late with a figure, or calls something busy that is not: what differs differs twice.
     let differing = compared();
     if differing.is_empty() {
@@ -118,8 +142,8 @@ fn figures_and_refusals_are_those_of_zfs() {
     assert!(differing.is_empty(), "{}", differing.join("\n"));
 }
 
-/// What differs between the two sides.
-fn compared() -> Vec<String> {
+/// The steps of both sides.
+fn both(steps: &str) -> (Vec<Step>, Vec<Step>) {
     let place = scratch();
     let names = place.path().join("programs");
     fs::create_dir(&names).unwrap();
@@ -128,19 +152,25 @@ fn compared() -> Vec<String> {
     }
     let nothing = place.path().join("none");
     fs::create_dir(&nothing).unwrap();
-    let theirs = side("zfs-fuse", &nothing, &place.path().join("theirs"));
-    let ours = side("nacre", &names, &place.path().join("ours"));
+    let theirs = side("zfs-fuse", &nothing, &place.path().join("theirs"), steps);
+    let ours = side("nacre", &names, &place.path().join("ours"), steps);
+    mounting::clear(place.path());
     assert_eq!(theirs.len(), ours.len());
+    assert!(theirs.iter().zip(&ours).all(|(theirs, ours)| theirs.line == ours.line));
+    (theirs, ours)
+}
+
+/// What differs between the two sides.
+fn compared() -> Vec<String> {
+    let (theirs, ours) = both("steps.txt");
     assert!(theirs.iter().filter(|step| !step.done).count() > 20, "the other side refuses too little: does it run?");
     let mut wrong = Vec::new();
     for (theirs, ours) in theirs.iter().zip(&ours) {
-        assert_eq!(theirs.line, ours.line);
         if theirs.done != ours.done {
             let does = |step: &Step| if step.done { "done".to_owned() } else { format!("refused: {}", step.said.trim()) };
             wrong.push(format!("{}\n  theirs {}\n  ours   {}", theirs.line, does(theirs), does(ours)));
         }
         wrong.extend(differences(theirs, ours).into_iter().map(|difference| format!("{}\n  {difference}", theirs.line)));
     }
-    mounting::clear(place.path());
     wrong
 }

@@ -183,6 +183,8 @@ fn is_empty(directory: BorrowedFd<'_>) -> io::Result<Content> {
         while let Some(record) = directory::first(rest) {
             match record.name {
                 b"." | b".." => {}
+                // Of a copy that was killed before it had changed anything.
+                name if state::is_own_name(name) => {}
                 b"lost+found" => content = Content::LostAndFound,
                 _ => return Ok(Content::Something),
             }

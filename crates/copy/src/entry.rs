@@ -159,7 +159,9 @@ impl Worker<'_> {
                 let temporary = self.temporary();
                 let _ = fs::unlinkat(&pair.dest, temporary.as_str(), AtFlags::empty());
                 to(temporary.as_bytes())?;
-                fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name).inspect_err(|_| self.drop_temporary(pair))
+                fs::renameat(&pair.dest, temporary.as_str(), &pair.dest, name).inspect_err(|_| self.drop_temporary(pair))?;
+                add(&self.job().figures.replaced, 1);
+                Ok(())
             }
             done => done,
         }
@@ -179,8 +181,8 @@ impl Worker<'_> {
                     return Err(Trouble::Fact(Side::Destination, "is a directory: it is not replaced by a file".to_owned()));
                 }
                 Ok(there) if self.is_same(pair, name, meta, &there)? => {
-                    if self.job().options.update {
-                        self.renew_metadata(pair, name, meta, &there)?;
+                    if self.job().options.update && self.renew_metadata(pair, name, meta, &there)? {
+                        add(&self.job().figures.renewed, 1);
                     }
                     return Ok(Done { identity: there.identity(), present: true });
                 }
@@ -191,6 +193,7 @@ impl Worker<'_> {
             FileType::RegularFile => self.make_regular(pair, name, file, replace)?,
             _ => self.make_other(pair, name, replace)?,
         };
+        add(&self.job().figures.replaced, u64::from(replace));
         Ok(Done { identity, present: false })
     }
 
@@ -209,16 +212,17 @@ impl Worker<'_> {
         })
     }
 
-    /// Gives a file that stays the metadata of its source.
-    fn renew_metadata(&mut self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<(), Trouble> {
+    /// Gives a file that stays the metadata of its source; whether it had other.
+    fn renew_metadata(&mut self, pair: &Pair, name: &[u8], meta: &Meta, there: &Meta) -> Result<bool, Trouble> {
         let handle = fs::openat(&pair.dest, name, HANDLE, Mode::empty()).destination("open")?;
         if Meta::of_file(handle.as_fd()).destination("look at")?.identity() != there.identity() {
             return Err(Trouble::Fact(Side::Destination, "was replaced by somebody else meanwhile".to_owned()));
         }
         let from = Place::Entry(pair.source.as_fd(), name);
         let given = Given { file: handle.as_fd(), handle: true, existing: true, from };
-        metadata::give(self.job(), &mut self.rooms, meta, given)?;
-        self.renew_flags(pair, name, meta, there.identity())
+        let (_, changed) = metadata::give(self.job(), &mut self.rooms, meta, given)?;
+        self.renew_flags(pair, name, meta, there.identity())?;
+        Ok(changed || meta.flags & !there.flags != 0)
     }
 
     /// Opens a regular file of SOURCE without changing the time of its last access where that is allowed.
@@ -279,7 +283,7 @@ impl Worker<'_> {
             meta = later;
         }
         let given = Given { file: copy.as_fd(), handle: false, existing: false, from: Place::Open(source) };
-        let identity = metadata::give(self.job(), &mut self.rooms, &meta, given)?;
+        let (identity, _) = metadata::give(self.job(), &mut self.rooms, &meta, given)?;
         // Some file systems tell only now that they could not keep what was written.
         inode::close(copy).destination("write")?;
         Ok((identity, meta, settled))

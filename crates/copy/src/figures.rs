@@ -37,6 +37,8 @@ macro_rules! figures {
 figures! {
     /// Directories made or entered.
     directories,
+    /// Of these, those that were there already.
+    present_directories,
     /// Entries that are no directories and are in DEST now.
     entries,
     /// Bytes of their data (holes are none).
@@ -45,8 +47,12 @@ figures! {
     shared_bytes,
     /// Of the entries, those that were there already.
     present,
+    /// Of those that were there already, those that got other metadata.
+    renewed,
     /// Bytes of those that were there already.
     present_bytes,
+    /// Of the entries, those that took the place of something else.
+    replaced,
     /// Of the entries, further names of files that were copied.
     links,
     /// Entries that failed.

@@ -198,15 +198,17 @@ pub(crate) struct Given<'a> {
 }
 
 /// Gives an entry all metadata but its file flags: owner first (the kernel then takes away set-id bits and capabilities), attributes,
-/// mode, and times last. Answers which file it is.
-pub(crate) fn give(job: &Job<'_>, rooms: &mut Rooms, wanted: &Meta, to: Given<'_>) -> Result<(u64, u64), Trouble> {
+/// mode, and times last. Answers which file it is, and whether anything but times of access was other than it should be.
+pub(crate) fn give(job: &Job<'_>, rooms: &mut Rooms, wanted: &Meta, to: Given<'_>) -> Result<((u64, u64), bool), Trouble> {
     let now = Meta::of_file(to.file).destination("look at")?;
     let owned = give_owner(job, wanted, &now, to.file)?;
-    let lists = give_attributes(job, rooms, to)?;
+    let (attributes, lists) = give_attributes(job, rooms, to)?;
+    let mut changed = attributes || owned && (now.uid, now.gid) != (wanted.uid, wanted.gid);
     if wanted.kind != FileType::Symlink {
         // Set-id bits would give the rights of another owner than the one they were made for.
         let mode = if owned { wanted.mode } else { wanted.mode & !0o6000 };
         let chowned = (now.uid, now.gid) != (wanted.uid, wanted.gid);
+        changed |= now.mode != mode;
         if now.mode != mode || lists || (chowned && mode & 0o6000 != 0) {
             let set = if to.handle {
                 inode::change_mode(to.file, mode)
@@ -219,7 +221,7 @@ pub(crate) fn give(job: &Job<'_>, rooms: &mut Rooms, wanted: &Meta, to: Given<'_
     let times = wanted.times();
     let timed = if to.handle { fs::utimensat(to.file, c"", &times, AtFlags::EMPTY_PATH) } else { fs::futimens(to.file, &times) };
     timed.destination("set the times of")?;
-    Ok(now.identity())
+    Ok((now.identity(), changed))
 }
 
 /// Whether the entry has the owner that it should have.
@@ -241,18 +243,19 @@ fn give_owner(job: &Job<'_>, wanted: &Meta, now: &Meta, file: BorrowedFd<'_>) ->
     Ok(false)
 }
 
-/// Copies all attributes; whether an access control list was among them, which changes the mode.
-fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<bool, Trouble> {
+/// Copies all attributes; whether any was other than it should be, and whether an access control list was among these, which changes the mode.
+fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<(bool, bool), Trouble> {
     let place = if to.handle { Place::Handle(to.file) } else { Place::Open(to.file) };
     let Rooms { names, value, other } = rooms;
     let length = to.from.names(names).source("list the attributes of")?;
     let names = names.get(..length).unwrap_or_default();
-    let mut lists = false;
+    let (mut changed, mut lists) = (false, false);
     if to.existing {
         let length = place.names(other).destination("list the attributes of")?;
         for name in split(other.get(..length).unwrap_or_default()) {
             if name != SELINUX && !split(names).any(|wanted| wanted == name) {
                 lists |= name == ACCESS_ACL;
+                changed = true;
                 place.remove(name).destination("remove an attribute of")?;
             }
         }
@@ -269,9 +272,19 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<bo
             }
             _ => got.source("read an attribute of")?,
         };
-        let set = place.set(name, value.get(..length).unwrap_or_default());
+        let wanted = value.get(..length).unwrap_or_default();
+        if to.existing {
+            other.resize(ATTRIBUTE_MAX, 0);
+            if place.get(name, other).is_ok_and(|length| other.get(..length) == Some(wanted)) {
+                continue;
+            }
+        }
+        let set = place.set(name, wanted);
         match errno_of(&set) {
-            None => lists |= name == ACCESS_ACL,
+            None => {
+                lists |= name == ACCESS_ACL;
+                changed = true;
+            }
             Some(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::RANGE | Errno::TOOBIG | Errno::INVAL) => {
                 job.lost(&job.figures.lost_attributes, "an attribute cannot be held by the destination or set by this user")?;
             }
@@ -282,7 +295,7 @@ fn give_attributes(job: &Job<'_>, rooms: &mut Rooms, to: Given<'_>) -> Result<bo
             Some(_) => set.destination("set an attribute of")?,
         }
     }
-    Ok(lists)
+    Ok((changed, lists))
 }
 
 /// Gives an entry chattr(1)'s flags; last of all, because nothing can be done to a file that is immutable.

@@ -82,9 +82,12 @@ impl State {
         remove(directory, NEW)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut file = File::from(fs::openat(directory, NEW, flags, Mode::RUSR | Mode::WUSR)?);
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::renameat(directory, NEW, directory, NAME)?;
+        let named = file.write_all(&text).and_then(|()| file.sync_all()).and_then(|()| Ok(fs::renameat(directory, NEW, directory, NAME)?));
+        if named.is_err() {
+            // There was no room: what went wrong is told, and nothing is left of it.
+            let _ = remove(directory, NEW);
+        }
+        named?;
         Ok(fs::fsync(directory)?)
     }
 

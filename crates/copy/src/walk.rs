@@ -313,6 +313,7 @@ impl<'a> Worker<'a> {
             made => return made.destination("create the directory").map(|()| None),
         };
         add(&job.figures.directories, 1);
+        add(&job.figures.present_directories, u64::from(!fresh));
         let there = Meta::of_file(dest.as_fd()).destination("look at")?;
         let pair = Pair { path, source, dest, meta, device: there.device, fresh };
         self.prepare(&pair, &there)?;

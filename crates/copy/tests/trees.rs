@@ -388,8 +388,12 @@ fn an_update_copies_what_differs_and_leaves_the_rest_alone() {
     assert_same(&source, &destination);
     // All but `empty` and the file that was written to, which has three names: one copied, and two linked to it.
     assert_eq!(run.now.entries - run.now.present, 4);
+    assert_eq!(run.now.replaced, 3, "the three names of the file that was written to");
+    assert_eq!(run.now.renewed, 1, "`hole` has another mode");
+    assert_eq!(run.now.directories, run.now.present_directories, "no directory was made");
     let again = complete(&order);
     assert_eq!(again.now.entries, again.now.present, "nothing is copied when nothing differs");
+    assert_eq!((again.now.replaced, again.now.renewed), (0, 0));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
     collecting::Collecting,
     errands::Role,
     failure::{Failure, Outcome},
-    inodes::Inodes,
+    inodes::{Inodes, ROOT},
     invalidate,
     negotiate::{self, Agreement, CacheTimes},
     open_files::OpenFiles,
@@ -22,6 +22,7 @@ use crate::{
     wire,
 };
 use fusewire::{Handler, Header, Notifier, Observer, Offer, Op, Reply, Request, Settings, abi};
+use nacre_sys::descriptors;
 use nacre_vfs::{Caller, Coherence, Entry, Errno, FileId, Invalidation, Kind, Layer, Name, Node, Opened, Scope};
 use parking_lot::{Mutex, RwLock};
 use std::{
@@ -35,6 +36,9 @@ use std::{
 
 /// Forgotten files after which unused memory is given back.
 const TRIM_EVERY: u64 = 65_536;
+
+/// How long attributes are kept that the kernel asked for to seek in a file that may be stored to.
+const SOUGHT: Duration = Duration::from_millis(10);
 
 /// One mount's worth of state between the kernel and a layer.
 pub(crate) struct Door {
@@ -72,10 +76,16 @@ pub(crate) struct Door {
     pub trim: Arc<AtomicBool>,
     /// Whether the kernel can drop all names at once.
     pub epoch: AtomicBool,
+    /// The device number of the mount.
+    pub device: OnceLock<u64>,
     /// Whether files are kept open after their last close.
     pub keeps: bool,
     /// Counts set-id bits and capabilities given to files, from 1: a file stripped since the last one has none.
     pub privileges: AtomicU64,
+    /// Whether the kernel has taken attributes of the root; see [`Door::root_is_taken`].
+    root_taken: AtomicBool,
+    /// How many descriptors the process may hold for long.
+    room: usize,
     times: CacheTimes,
     changes: Mutex<Sender<Invalidation>>,
     forgotten: AtomicU64,
@@ -90,6 +100,7 @@ impl Door {
         let root = layer.root()?;
         let times = CacheTimes::new(&options);
         let passthrough = Passthrough::new(kept_limit);
+        let room = descriptors::room();
         if !negotiate::wants_passthrough(&options) {
             passthrough.refuse("switched off by the options of the mount");
         }
@@ -101,7 +112,7 @@ impl Door {
             resync: Resync::default(),
             shadow: Shadow::default(),
             running: Running::default(),
-            implicit: crate::implicit_opens::ImplicitOpens::default(),
+            implicit: crate::implicit_opens::ImplicitOpens::new(room / 4),
             selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists(),
             agreement: OnceLock::new(),
             session: RwLock::new(None),
@@ -109,14 +120,26 @@ impl Door {
             written: Arc::default(),
             trim: Arc::default(),
             epoch: AtomicBool::new(true),
+            device: OnceLock::new(),
             keeps: negotiate::root_coherence(&*layer) <= Coherence::Watched,
             privileges: AtomicU64::new(1),
+            root_taken: AtomicBool::new(false),
+            room,
             times,
             changes: Mutex::new(changes),
             forgotten: AtomicU64::new(0),
             layer,
             options,
         })
+    }
+
+    /// Refuses one more open file where the descriptors that are left are needed by calls that hold one only for their own time.
+    pub fn may_open(&self) -> Outcome {
+        let full = || descriptors::held() >= self.room;
+        if full() {
+            self.passthrough.drop_all_kept(&self.inodes);
+        }
+        if full() { Err(Errno::EMFILE.into()) } else { Ok(()) }
     }
 
     /// How long the kernel may keep what.
@@ -144,10 +167,23 @@ impl Door {
         if self.options.default_permissions {
             return;
         }
-        let told = self.notifier.read().as_ref().is_some_and(|notifier| notifier.inc_epoch().is_ok());
-        if !told {
+        let told = |notifier: &Notifier| !self.carries_mounts() && notifier.inc_epoch().is_ok();
+        if !self.notifier.read().as_ref().is_some_and(told) {
             self.change(Invalidation::Everything);
         }
+    }
+
+    /// Whether others have mounted something within the mount, as far as that can be seen. The kernel takes it away where a name above it goes, and that is
+    /// what becomes of all names at once.
+    pub fn carries_mounts(&self) -> bool {
+        let carries = |device: &u64| fusewire::carries_mounts((rustix::fs::major(*device), rustix::fs::minor(*device)));
+        self.device.get().is_some_and(carries)
+    }
+
+    /// Whether a name leads somewhere. What may be mounted there stays only if the kernel asks for the name before it gives it up.
+    pub fn leads_somewhere(&self, parent: u64, name: &[u8]) -> bool {
+        let (Some(directory), Ok(name)) = (self.inodes.node(parent), Name::new(name)) else { return false };
+        self.layer.lookup(&Caller::ROOT, &directory, name).is_ok()
     }
 
     /// The layer's node of a node id.
@@ -170,18 +206,58 @@ impl Door {
         self.layer.coherence(Scope::Names(node))
     }
 
+    /// How long names that there are in a directory may be kept, and that there is none. Not at all where another spelling leads to the same file: what
+    /// the kernel does to one of them leaves the others as it has them.
+    pub fn name_times(&self, directory: &Node, coherence: Coherence) -> (Duration, Duration) {
+        if self.inodes.by_number() && self.layer.numbered().is_some_and(|numbered| numbered.folds(directory)) {
+            return (Duration::ZERO, Duration::ZERO);
+        }
+        (self.times().names(coherence), self.times().missing(coherence))
+    }
+
     /// How long these attributes may be kept. Set-id bits end with a write that the kernel passes through, which leaves them in its own
     /// copy; running the file must not meet them there, so they are asked for each time.
     ///
     /// Where writes are collected, also not those of a file whose writes are to be announced, and while the kernel may have other times.
     pub fn attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        self.attr_time_where(nodeid, node, attr, (Some(node), Duration::ZERO))
+    }
+
+    /// The same in the midst of a listing, where no other call of the layer is made: that a file may be stored to is taken for granted.
+    pub fn listed_attr_time(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        self.attr_time_where(nodeid, node, attr, (None, Duration::ZERO))
+    }
+
+    /// The same where the kernel asks by an open file. Then it wants the length, for lseek(2), which databases call all the time; stores to a mapping leave that
+    /// as it is.
+    pub fn attr_time_by_file(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr) -> Duration {
+        self.attr_time_where(nodeid, node, attr, (Some(node), SOUGHT))
+    }
+
+    /// `stored`: how the layer is asked whether the file may be stored to ([`Door::is_stored_to`]), and the time if so.
+    fn attr_time_where(&self, nodeid: u64, node: &Node, attr: &nacre_vfs::Attr, stored: (Option<&Node>, Duration)) -> Duration {
         if attr.kind == Kind::File && self.collecting.on() && (self.collecting.announces(nodeid) || self.times_move(nodeid)) {
             return Duration::ZERO;
         }
         if attr.mode & 0o6000 != 0 && attr.kind == Kind::File && !self.options.immutable {
             return Duration::ZERO;
         }
-        self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)))
+        let time = self.times().attributes(self.layer.coherence(Scope::Attributes(node, attr)));
+        if time > stored.1 && attr.kind == Kind::File && self.is_stored_to(nodeid, stored.0) { stored.1 } else { time }
+    }
+
+    /// Whether an inode's attributes may be kept, and taken back. A mount begins with a root that nobody may enter, until the kernel has asked for
+    /// its attributes; an answer that an invalidation overtakes is dropped, and whoever waited for it would meet that root (EACCES). So the root is
+    /// not invalidated before it has been entered, and until then nothing of it is kept. To be asked before the layer is.
+    pub fn root_is_taken(&self, nodeid: u64) -> bool {
+        nodeid != ROOT || !self.options.default_permissions || self.root_taken.load(Ordering::Acquire)
+    }
+
+    /// Somebody looks into a directory. Into the root: while its attributes are not kept, he asked for them first, and has taken the answer.
+    pub fn entered_directory(&self, nodeid: u64) {
+        if nodeid == ROOT && !self.root_taken.load(Ordering::Relaxed) {
+            self.root_taken.store(true, Ordering::Release);
+        }
     }
 
     /// Counts a look-up of a file found or made in the directory with inode number `parent_ino`, and answers the reply for it.
@@ -231,9 +307,9 @@ impl Door {
             return self.lookup_replaced(header, name, reply);
         }
         if header.pid != 0 && self.collecting.on() {
-            match self.collecting.errands.role(header.pid) {
-                Some(Role::Times) if matches!(request.op, Op::Setattr(_)) => return self.resync_setattr(header, reply),
-                Some(Role::PassOn) if self.collecting.answer_own(request, reply)? => return Ok(()),
+            match (self.collecting.errands.role(header.pid), &request.op) {
+                (Some(Role::Times), Op::Setattr(told)) => return self.resync_setattr(header, told, reply),
+                (Some(Role::PassOn), _) if self.collecting.answer_own(request, reply)? => return Ok(()),
                 _ => {}
             }
         }
@@ -246,6 +322,9 @@ impl Door {
     /// Which request belongs to which operation.
     pub(crate) fn operate(&self, request: &Request<'_>, reply: &mut Reply<'_>) -> Outcome {
         let head = &request.header;
+        if matches!(request.op, Op::Lookup { .. } | Op::Opendir { .. } | Op::Readdir { .. } | Op::Readdirplus { .. }) {
+            self.entered_directory(head.nodeid);
+        }
         match request.op {
             Op::Lookup { name } => self.lookup(head, name, reply),
             Op::Symlink { name, target } => self.symlink(head, name, target, reply),
@@ -268,10 +347,10 @@ impl Door {
             Op::Release { fh, lock_owner, .. } => self.release(fh, lock_owner),
             Op::Flush { fh, lock_owner } => self.flush(fh, lock_owner),
             Op::Fsync { fh, datasync } => self.fsync(head, fh, datasync),
-            Op::Fallocate { fh, offset, length, mode } => self.fallocate(head, fh, mode, offset, length),
+            Op::Fallocate { fh, offset, length, mode } => self.fallocate(fh, mode, offset, length),
             Op::Lseek { fh, offset, whence } => self.lseek(head, fh, offset, whence, reply),
             Op::CopyFileRange { fh_in, off_in, fh_out, off_out, len, flags, wide, .. } => {
-                self.copy_file_range(head, (fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
+                self.copy_file_range((fh_in, off_in), (fh_out, off_out), (len, flags), wide, reply)
             }
             Op::Ioctl { fh, flags, cmd, arg, input, out_size } => self.ioctl(head, (fh, flags), (cmd, arg, input), out_size, reply),
             Op::Access { mask } => self.access(head, mask),

@@ -4,20 +4,20 @@
 //! would never let go of it, and every user of the mount would hang; so each such act is done here, and who wants it done waits
 //! for a message, which ends with the process.
 //!
-//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back) and the notify thread (dropping pages). The door knows the threads by their ids, and
+//! Called by `resync.rs` (sizes and times), `collecting/settle.rs` (passing on what is held back), `mount.rs` (other flags) and the notify thread (dropping pages). The door knows the threads by their ids, and
 //! answers what they pretend without touching the layer ([`Errands::role`]). An act that needs an inode's lock never waits behind another's:
 //! each has a thread of its own, but for the times, which have one in all.
 
-use crate::own_mount::{self, number};
+use crate::own_mount::{Entered, number};
 use nacre_vfs::Time;
 use parking_lot::Mutex;
 use rustix::{
-    fs::{AtFlags, CWD, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT},
+    fs::{AtFlags, CWD, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT},
     io::Errno as SysErrno,
 };
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -25,6 +25,7 @@ use std::{
         mpsc::{Receiver, Sender, channel, sync_channel},
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 /// What a thread is for.
@@ -32,7 +33,7 @@ use std::{
 pub(crate) enum Role {
     /// It sets sizes and times that the files have already: SETATTR is answered with them.
     Times,
-    /// It opens files and has them passed on: OPEN and FSYNC are answered.
+    /// It has files passed on: SETATTR of the access time is refused, OPEN and FSYNC are answered.
     PassOn,
     /// It looks up files that have been replaced: it is told of those in their place.
     Replaced,
@@ -99,27 +100,42 @@ pub(crate) struct Place {
     pub generation: u32,
 }
 
-/// Has the kernel pass on what it holds of a file, by fsync(2) if `locking` (which waits for a write(2) that is under way), else without the
-/// inode's lock.
+/// Has the kernel pass on what it holds of a file, if `locking` as with fsync(2), after a write(2) that is under way; else without the inode's lock.
 pub(crate) fn pass_on(place: &Place, nodeid: u64, locking: bool) -> Result<(), SysErrno> {
-    let root = own_mount::root(&place.mountpoint, place.device)?;
-    let opened = own_mount::by_handle(&root, (nodeid, place.generation), OFlags::RDONLY);
-    let passed =
-        opened.and_then(
-            |file| {
-                if locking { rustix::fs::fsync(file) } else { nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number) }
-            },
-        );
+    let mount = Entered::new(&place.mountpoint, place.device)?;
+    let file = |flags| mount.by_handle((nodeid, place.generation), flags);
+    let passed = match locking {
+        true => file(OFlags::PATH).and_then(|file| pass_on_unseen(&file)),
+        // Who asks by lseek(2) has the inode's lock.
+        false => file(OFlags::RDONLY).and_then(|file| nacre_sys::writeback::write_and_wait(file.as_fd()).map_err(number)),
+    };
     match passed {
         // Closed meanwhile, which passes everything on; or what was held back could not be written, which its writer is told as well: it
-        // is not held back any more.
-        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT) => Ok(()),
+        // is not held back any more. Nothing is held back where nothing can be written.
+        Ok(()) | Err(SysErrno::STALE | SysErrno::NOSPC | SysErrno::DQUOT | SysErrno::ROFS) => Ok(()),
         Err(error) => {
             tracing::debug!(%error, nodeid, "a file could not be passed on");
             Err(error)
         }
     }
 }
+
+/// Has all that is held back of a file written, and waits for it. Before it asks for other times of a file, the kernel writes what it has collected of it
+/// (`fuse_do_setattr`), or it would be late for them. The door refuses that change ([`PASSED_ON`]): so no file is opened and none is changed, and
+/// nobody who watches the mount hears of anything. Were the refusal lost, only the access time would be another.
+fn pass_on_unseen(file: &OwnedFd) -> Result<(), SysErrno> {
+    let stamps = Timestamps {
+        last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        last_modification: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+    };
+    match rustix::fs::utimensat(file, c"", &stamps, AtFlags::EMPTY_PATH) {
+        Err(PASSED_ON) => Ok(()),
+        other => other,
+    }
+}
+
+/// With this the door refuses the change of times by which a file is passed on.
+pub(crate) const PASSED_ON: SysErrno = SysErrno::CANCELED;
 
 /// The thread that drops pages of files that others changed, where a notification to the kernel would wait for pages that are being written back.
 #[derive(Default)]
@@ -162,21 +178,19 @@ impl Dropper {
 }
 
 fn drop_pages(place: &Place, nodeid: u64) -> Result<(), SysErrno> {
-    let root = own_mount::root(&place.mountpoint, place.device)?;
-    let file = own_mount::by_handle(&root, (nodeid, place.generation), OFlags::RDONLY)?;
+    let file = Entered::new(&place.mountpoint, place.device)?.by_handle((nodeid, place.generation), OFlags::RDONLY)?;
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)
 }
 
-/// A file's size and time of modification, for the kernel.
+/// A file's size and time of modification, for the kernel; or nothing of it but a question.
 struct Setting {
     nodeid: u64,
     place: Place,
-    size: u64,
-    mtime: Time,
+    values: Option<(u64, Time)>,
     done: std::sync::mpsc::SyncSender<Result<(), SysErrno>>,
 }
 
-/// The thread that sets sizes and times.
+/// A thread that sets sizes and times, or one that asks for them.
 #[derive(Default)]
 pub(crate) struct Setter {
     queue: Mutex<Option<Sender<Setting>>>,
@@ -187,10 +201,10 @@ impl Setter {
     ///
     /// # Errors
     /// Where there can be none.
-    pub fn start(&self, errands: &Arc<Errands>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+    pub fn start(&self, errands: &Arc<Errands>, name: &'static str) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, settings): (_, Receiver<Setting>) = channel();
         *self.queue.lock() = Some(sender);
-        errands.start("nacre-setter", Role::Times, move || {
+        errands.start(name, Role::Times, move || {
             for setting in settings {
                 let result = set(&setting);
                 // Whoever waited may have gone.
@@ -210,25 +224,40 @@ impl Setter {
     /// # Errors
     /// ESTALE where the kernel does not have the file in memory.
     pub fn set(&self, place: Place, nodeid: u64, size: u64, mtime: Time) -> Result<(), SysErrno> {
+        let waiting = self.send(place, nodeid, Some((size, mtime)))?;
+        waiting.recv().unwrap_or(Err(SysErrno::CANCELED))
+    }
+
+    /// Makes the kernel ask for the attributes of a file, whether or not those that it has are valid, and waits for it, at most so long. Takes no lock of the
+    /// file: a thread that does nothing else waits for nobody.
+    ///
+    /// # Errors
+    /// ESTALE where the kernel does not have the file in memory.
+    pub fn ask(&self, place: Place, nodeid: u64, most: Duration) -> Result<(), SysErrno> {
+        self.send(place, nodeid, None)?.recv_timeout(most).unwrap_or(Err(SysErrno::CANCELED))
+    }
+
+    fn send(&self, place: Place, nodeid: u64, values: Option<(u64, Time)>) -> Result<Receiver<Result<(), SysErrno>>, SysErrno> {
         let (done, waiting) = sync_channel(1);
-        let setting = Setting { nodeid, place, size, mtime, done };
+        let setting = Setting { nodeid, place, values, done };
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send(setting).is_ok());
-        if sent { waiting.recv().unwrap_or(Err(SysErrno::CANCELED)) } else { Err(SysErrno::CANCELED) }
+        if sent { Ok(waiting) } else { Err(SysErrno::CANCELED) }
     }
 }
 
 fn set(setting: &Setting) -> Result<(), SysErrno> {
-    let root = own_mount::root(&setting.place.mountpoint, setting.place.device)?;
-    let file = own_mount::by_handle(&root, (setting.nodeid, setting.place.generation), OFlags::PATH)?;
-    drop(root);
+    let file = Entered::new(&setting.place.mountpoint, setting.place.device)?
+        .by_handle((setting.nodeid, setting.place.generation), OFlags::PATH)?;
+    let Some((size, mtime)) = setting.values else {
+        return rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS).map(drop);
+    };
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let kernel = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE | StatxFlags::MTIME)?;
     // The table of descriptors is the thread's own.
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-    let mtime = setting.mtime;
-    let resized = kernel.stx_size != setting.size;
+    let resized = kernel.stx_size != size;
     if resized {
-        nacre_sys::length::truncate(Path::new(&path), setting.size).map_err(number)?;
+        nacre_sys::length::truncate(Path::new(&path), size).map_err(number)?;
     }
     if resized || (kernel.stx_mtime.tv_sec, kernel.stx_mtime.tv_nsec) != (mtime.sec, mtime.nsec) {
         let stamps = Timestamps {

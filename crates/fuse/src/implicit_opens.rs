@@ -10,12 +10,17 @@ use std::{collections::VecDeque, sync::Arc};
 const LIMIT: usize = 64;
 
 /// The list.
-#[derive(Default)]
 pub(crate) struct ImplicitOpens {
+    most: usize,
     files: Mutex<VecDeque<(u64, Opened)>>,
 }
 
 impl ImplicitOpens {
+    /// An empty list of at most so many files.
+    pub fn new(most: usize) -> ImplicitOpens {
+        ImplicitOpens { most: most.min(LIMIT), files: Mutex::default() }
+    }
+
     /// The open file of a node, if it is in the list; it becomes the youngest.
     pub fn get(&self, nodeid: u64) -> Option<Opened> {
         let mut files = self.files.lock();
@@ -31,7 +36,7 @@ impl ImplicitOpens {
         let oldest = {
             let mut files = self.files.lock();
             files.push_back((nodeid, file));
-            if files.len() > LIMIT { files.pop_front() } else { None }
+            if files.len() > self.most { files.pop_front() } else { None }
         };
         // Closed outside of the lock.
         drop(oldest);

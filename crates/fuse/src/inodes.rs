@@ -44,12 +44,14 @@ pub(crate) struct Slot {
     reuse: u32,
     kind: Kind,
     habit: Habit,
+    /// Other than 0: see [`Record::outlived`].
+    outlived: u8,
 }
 
 impl Slot {
     /// Of a file that is being opened.
     pub fn open(node: Node, id: FileId, habit: Habit) -> Slot {
-        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, habit }
+        Slot { node: Some(node), id, lookups: 0, open: None, extra: 0, reuse: 0, kind: Kind::File, habit, outlived: 0 }
     }
 
     /// Any open file.
@@ -151,6 +153,12 @@ impl Record<'_> {
     /// How the file is used, where writes to it may be collected.
     pub fn habit(&mut self) -> &mut Habit {
         &mut self.slot.habit
+    }
+
+    /// A number other than 0 where a mapping of the file may have outlived the open file that it was made with; another one for each such open file. 0 once
+    /// there is known to be none.
+    pub fn outlived(&mut self) -> &mut u8 {
+        &mut self.slot.outlived
     }
 
     /// Replaces the digest of content (files) or the inode number of the parent (directories) and answers the old one.
@@ -297,9 +305,17 @@ impl Inodes {
     /// Whether a node id stands for a directory.
     pub fn is_directory(&self, nodeid: u64) -> bool {
         if let Some(numbers) = &self.numbers {
-            return numbers.is_directory(nodeid);
+            return numbers.is_a(nodeid, Kind::Directory);
         }
         self.locate(nodeid, |slot| slot.kind == Kind::Directory).unwrap_or(false)
+    }
+
+    /// Whether a node id stands for a regular file.
+    pub fn is_file(&self, nodeid: u64) -> bool {
+        if let Some(numbers) = &self.numbers {
+            return numbers.is_a(nodeid, Kind::File);
+        }
+        self.locate(nodeid, |slot| slot.kind == Kind::File).unwrap_or(false)
     }
 
     /// Looks at or changes a record under its shard's lock. `f` must be short and call no layer.
@@ -472,7 +488,8 @@ impl Shard {
         // Never 0, so that no node id is as small as the root's.
         self.reuse = self.reuse.checked_add(1).unwrap_or(1);
         let reuse = self.reuse;
-        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, habit: Habit::default() };
+        let (habit, outlived) = Default::default();
+        let fresh = Slot { node: Some(node), id: attr.id, lookups: 1, open: None, extra, reuse, kind: attr.kind, habit, outlived };
         let number = self.roomy.first().copied().unwrap_or(self.chunks.len() as u32);
         if number as usize >= self.chunks.len() {
             self.chunks.push(None);

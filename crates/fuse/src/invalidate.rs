@@ -5,12 +5,13 @@
 //! * notifications come from this thread alone, never from one that serves requests: the kernel takes the directory's lock for them,
 //!   which the process whose request is being served may hold;
 //! * "not known" (ENOENT) is a normal answer;
-//! * a name needs one notification: look-ups and listings hold the directory's lock until their reply has been digested. Attributes,
-//!   content and listings are taken back once more after every request that was under way has been answered and its reply has had
-//!   [`DIGESTION`] to reach the caller: a reply could carry old attributes into an inode that the kernel did not have yet.
+//! * a name that leads nowhere needs one notification: look-ups and listings hold the directory's lock until their reply has been digested. Attributes,
+//!   content, listings, and names that the kernel is to ask for again before it gives them up, are taken back once more after every request that was
+//!   under way has been answered and its reply has had [`DIGESTION`] to reach the caller: a reply could carry old attributes into an inode that the
+//!   kernel did not have yet.
 
-use crate::inodes::Inodes;
-use nacre_vfs::{FileId, Invalidation};
+use crate::{inodes::Inodes, resting::Resting};
+use nacre_vfs::{FileId, Invalidation, Node};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -42,10 +43,15 @@ pub(crate) trait CacheControl: Send + 'static {
     fn passed(&self, moment: &mut Self::Moment) -> bool;
     /// Attributes and ACLs of an inode are stale, and its pages (of a directory: its cached listing) if `pages`.
     fn inode(&self, nodeid: u64, pages: bool);
-    /// A name of a directory is stale.
-    fn entry(&self, parent: u64, name: &[u8]);
-    /// All names are stale. False where the kernel cannot be told so.
-    fn all_entries(&self) -> bool;
+    /// A name of a directory is stale. Answers whether it has to be told once more: a name that leads somewhere is kept for as long as it leads to the same
+    /// file, because something may be mounted on it, and a reply that is under way could make it count as fresh.
+    fn entry(&self, parent: u64, name: &[u8]) -> bool;
+    /// A name is given up, whatever it leads to.
+    fn forget(&self, parent: u64, name: &[u8]);
+    /// All names are stale.
+    fn all_entries(&self);
+    /// The same, for names of which the kernel had to be told one by one.
+    fn all_entries_again(&self);
     /// Whether the layer checks permissions, as names are looked up, and not the kernel.
     fn layer_checks(&self) -> bool;
     /// A file changed below: what is kept open of it goes.
@@ -57,13 +63,15 @@ pub(crate) trait CacheControl: Send + 'static {
     fn tell(&self, files: &[(u64, bool)], names: &[(u64, &[u8])]) -> bool;
     /// Unused memory may go back.
     fn trim(&self);
+    /// Changes are reported in vain: see `Layer::rest`.
+    fn rest(&self, known: Option<&[Node]>) -> bool;
 }
 
 /// Figures of the thread.
 #[derive(Default)]
 pub(crate) struct InvalidationCounts {
-    /// Changes received.
-    pub received: AtomicU64,
+    /// Changes of files and names that the kernel knew, and was told of. (Who watches a whole file system hears of many others.)
+    pub told: AtomicU64,
     /// Times when anything may have changed: a watch overflowed, or rules were reloaded.
     pub everything: AtomicU64,
 }
@@ -105,13 +113,18 @@ const MARK: FileId = FileId { fs: u64::MAX, ino: 1, generation: u64::MAX };
 #[derive(Default)]
 struct Batch {
     everything: bool,
+    all_names: bool,
     names: BTreeMap<FileId, BTreeSet<Box<[u8]>>>,
+    /// Those that are given up.
+    forgotten: BTreeSet<(FileId, Box<[u8]>)>,
     /// Files; true where the content changed, too.
     files: BTreeMap<FileId, bool>,
     /// Those whose owner, mode or ACL may have changed.
     attributes: BTreeSet<FileId>,
     /// Those to be told that all of this is delivered.
     marks: usize,
+    /// How many changes it was made of, also of files that nobody can know.
+    heard: u64,
 }
 
 impl Batch {
@@ -119,6 +132,10 @@ impl Batch {
         match change {
             Invalidation::Entry { parent, name } => {
                 self.names.entry(parent).or_default().insert(name);
+                self.files.insert(parent, true);
+            }
+            Invalidation::Forget { parent, name } => {
+                self.forgotten.insert((parent, name));
                 self.files.insert(parent, true);
             }
             Invalidation::Attributes { id } if id == WAKE => {}
@@ -130,6 +147,7 @@ impl Batch {
             Invalidation::Content { id } => {
                 self.files.insert(id, true);
             }
+            Invalidation::Names => self.all_names = true,
             Invalidation::Everything => self.everything = true,
         }
     }
@@ -142,13 +160,17 @@ struct Repeat<M> {
     /// When they were, the time from which the last reply counts as digested.
     due: Option<Instant>,
     everything: bool,
+    all_names: bool,
     files: BTreeMap<FileId, bool>,
+    /// Names of directories that are known by these numbers.
+    names: Vec<(u64, Box<[u8]>)>,
 }
 
 /// The body of the thread: ends when `shared.stop` is set or nobody can send any more.
 pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C, shared: &Shared) {
     let mut repeats: VecDeque<Repeat<C::Moment>> = VecDeque::new();
     let mut collected: Option<Instant> = None;
+    let mut resting = Resting::default();
     loop {
         let first = match next(changes, &repeats, collected) {
             Ok(change) => Some(change),
@@ -162,13 +184,14 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
             control.trim();
         }
         if let Some(first) = first {
-            let batch = collect(first, changes, shared);
-            deliver(&batch, control, shared);
+            let batch = collect(first, changes);
+            let names = deliver(&batch, control, shared);
             for waiting in std::iter::from_fn(|| shared.marks.lock().pop_front()).take(batch.marks) {
                 // Gone is who has waited for too long.
                 let _ = waiting.try_send(());
             }
-            enqueue(&mut repeats, batch, control);
+            resting.heard(batch.heard, control, &shared.inodes);
+            enqueue(&mut repeats, batch, names, control);
         }
         repeat_due(&mut repeats, control, shared);
         collected = written(collected, control, shared);
@@ -204,26 +227,33 @@ fn next<M>(
     }
 }
 
-fn collect(first: Invalidation, changes: &Receiver<Invalidation>, shared: &Shared) -> Batch {
+fn collect(first: Invalidation, changes: &Receiver<Invalidation>) -> Batch {
     let mut batch = Batch::default();
-    let mut received = 0_u64;
     for change in std::iter::once(first).chain(changes.try_iter().take(BATCH)) {
-        received += u64::from(change != wake() && change != mark());
+        batch.heard += u64::from(change != wake() && change != mark());
         batch.add(change);
     }
-    shared.counts.received.fetch_add(received, Ordering::Relaxed);
     batch
 }
 
-fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
+/// Answers the names that are to be told once more.
+fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) -> Vec<(u64, Box<[u8]>)> {
+    for (parent, name) in &batch.forgotten {
+        if let Some(parent) = shared.inodes.find(parent) {
+            control.release_all_kept();
+            control.forget(parent, name);
+        }
+    }
     if batch.everything {
         shared.counts.everything.fetch_add(1, Ordering::Relaxed);
-        everything(control, shared);
-        return;
+        control.all_entries();
+        all_inodes(control, shared);
+        return Vec::new();
     }
     deliver_files(&batch.files, control, shared);
-    if control.layer_checks() && batch.attributes.iter().any(|id| shared.inodes.find(id).is_some_and(|it| shared.inodes.is_directory(it))) {
-        // Who may pass it may have changed, which shows when its names are looked up.
+    let is_directory = |id: &FileId| shared.inodes.find(id).is_some_and(|it| shared.inodes.is_directory(it));
+    // Who may pass a directory may have changed, which shows when its names are looked up.
+    if batch.all_names || control.layer_checks() && batch.attributes.iter().any(is_directory) {
         control.all_entries();
     }
     let found = batch.names.iter().filter_map(|(parent, names)| Some((shared.inodes.find(parent)?, names)));
@@ -242,9 +272,12 @@ fn deliver(batch: &Batch, control: &impl CacheControl, shared: &Shared) {
             files.push((nodeid, false));
         }
     }
-    if !control.tell(&files, &names) {
-        names.iter().for_each(|(parent, name)| control.entry(*parent, name));
+    shared.counts.told.fetch_add((names.len() + files.len()) as u64, Ordering::Relaxed);
+    if control.tell(&files, &names) {
+        return Vec::new();
     }
+    let again = names.into_iter().filter(|(parent, name)| control.entry(*parent, name));
+    again.map(|(parent, name)| (parent, Box::from(name))).collect()
 }
 
 fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, shared: &Shared) {
@@ -256,29 +289,25 @@ fn deliver_files(files: &BTreeMap<FileId, bool>, control: &impl CacheControl, sh
     }
 }
 
-fn everything(control: &impl CacheControl, shared: &Shared) {
-    control.all_entries();
-    all_inodes(control, shared);
-}
-
-/// The second time names need nothing: one that was looked up before the first time is stale from the start. And what has been mounted on a directory since
-/// would go with its name.
 fn all_inodes(control: &impl CacheControl, shared: &Shared) {
     control.release_all_kept();
     shared.inodes.for_each(|nodeid| control.inode(nodeid, true));
 }
 
-fn enqueue<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, batch: Batch, control: &C) {
-    if batch.files.is_empty() && !batch.everything {
+fn enqueue<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, batch: Batch, names: Vec<(u64, Box<[u8]>)>, control: &C) {
+    if batch.files.is_empty() && !batch.everything && !batch.all_names {
         return;
     }
-    let waiting: usize = repeats.iter().map(|repeat| repeat.files.len()).sum();
+    let waiting: usize = repeats.iter().map(|repeat| repeat.files.len() + repeat.names.len()).sum();
     let everything = batch.everything || waiting > BACKLOG;
+    let all_names = batch.all_names || everything;
+    let (mut files, mut names) = (batch.files, names);
     if everything {
-        repeats.clear();
+        // Names are few among files.
+        names.extend(repeats.drain(..).flat_map(|repeat| repeat.names));
+        files = BTreeMap::new();
     }
-    let files = if everything { BTreeMap::new() } else { batch.files };
-    repeats.push_back(Repeat { moment: control.now(), due: None, everything, files });
+    repeats.push_back(Repeat { moment: control.now(), due: None, everything, all_names, files, names });
 }
 
 fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, control: &C, shared: &Shared) {
@@ -290,8 +319,18 @@ fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, contro
     }
     while repeats.front().is_some_and(|repeat| repeat.due.is_some_and(|due| due <= now)) {
         match repeats.pop_front() {
-            Some(repeat) if repeat.everything => all_inodes(control, shared),
-            Some(repeat) => deliver_files(&repeat.files, control, shared),
+            Some(repeat) => {
+                if repeat.all_names {
+                    control.all_entries_again();
+                }
+                if repeat.everything {
+                    all_inodes(control, shared);
+                }
+                deliver_files(&repeat.files, control, shared);
+                for (parent, name) in &repeat.names {
+                    let _ = control.entry(*parent, name);
+                }
+            }
             None => return,
         }
     }
@@ -299,4 +338,4 @@ fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, contro
 
 #[cfg(test)]
 #[path = "invalidate_tests.rs"]
-mod tests;
+pub(crate) mod tests;

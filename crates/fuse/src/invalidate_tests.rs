@@ -5,7 +5,7 @@ use nacre_vfs::{Attr, Kind, Node, Time};
 use std::sync::mpsc;
 
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<String>>>, Arc<AtomicBool>, bool);
+pub(crate) struct Recorder(pub Arc<Mutex<Vec<String>>>, pub Arc<AtomicBool>, bool);
 
 impl Recorder {
     fn note(&self, text: String) {
@@ -23,13 +23,17 @@ impl CacheControl for Recorder {
     fn inode(&self, nodeid: u64, pages: bool) {
         self.note(format!("inode {nodeid} {pages}"));
     }
-    fn entry(&self, parent: u64, name: &[u8]) {
+    fn entry(&self, parent: u64, name: &[u8]) -> bool {
         self.note(format!("entry {parent} {}", name.escape_ascii()));
+        name.starts_with(b"there")
     }
-    fn all_entries(&self) -> bool {
+    fn forget(&self, parent: u64, name: &[u8]) {
+        self.note(format!("forget {parent} {}", name.escape_ascii()));
+    }
+    fn all_entries(&self) {
         self.note("all".to_owned());
-        true
     }
+    fn all_entries_again(&self) {}
     fn layer_checks(&self) -> bool {
         self.2
     }
@@ -40,9 +44,13 @@ impl CacheControl for Recorder {
     fn trim(&self) {
         self.note("trim".to_owned());
     }
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.note(known.map_or("drowsy".to_owned(), |known| format!("rest {}", known.len())));
+        true
+    }
 }
 
-fn attr(ino: u64) -> Attr {
+pub(crate) fn attr(ino: u64) -> Attr {
     let zero = Time::default();
     Attr {
         id: FileId { fs: 1, ino, generation: 0 },
@@ -84,9 +92,9 @@ fn sent(shared: &Shared, changes: Vec<Invalidation>) -> Vec<String> {
     }
     let mut repeats = VecDeque::new();
     if let Ok(first) = receiver.try_recv() {
-        let batch = collect(first, &receiver, shared);
-        deliver(&batch, &recorder, shared);
-        enqueue(&mut repeats, batch, &recorder);
+        let batch = collect(first, &receiver);
+        let names = deliver(&batch, &recorder, shared);
+        enqueue(&mut repeats, batch, names, &recorder);
     }
     while !repeats.is_empty() {
         repeat_due(&mut repeats, &recorder, shared);
@@ -101,6 +109,29 @@ fn a_name_is_taken_back_once_and_its_directory_twice() {
     let name = Box::from(&b"a"[..]);
     let change = Invalidation::Entry { parent: attr(1).id, name };
     assert_eq!(sent(&shared, vec![change.clone(), change]), ["inode 1 true", "entry 1 a", "inode 1 true"]);
+}
+
+#[test]
+fn a_name_that_still_leads_somewhere_is_told_twice() {
+    let shared = shared();
+    let change = Invalidation::Entry { parent: attr(1).id, name: Box::from(&b"there"[..]) };
+    assert_eq!(sent(&shared, vec![change]), ["inode 1 true", "entry 1 there", "inode 1 true", "entry 1 there"]);
+}
+
+#[test]
+fn a_name_that_is_given_up_is_told_once_wherever_it_leads() {
+    let shared = shared();
+    let change = Invalidation::Forget { parent: attr(1).id, name: Box::from(&b"there"[..]) };
+    assert_eq!(sent(&shared, vec![change]), ["forget 1 there", "inode 1 true", "inode 1 true"]);
+}
+
+#[test]
+fn names_alone_leave_the_files_as_they_are() {
+    let shared = shared();
+    assert_eq!(
+        sent(&shared, vec![Invalidation::Names, Invalidation::Attributes { id: attr(1).id }]),
+        ["inode 1 false", "all", "inode 1 false"]
+    );
 }
 
 #[test]
@@ -119,9 +150,9 @@ fn a_file_that_becomes_known_meanwhile_gets_the_second_notification() {
     recorder.1.store(true, Ordering::Release);
     let mut batch = Batch::default();
     batch.add(Invalidation::Attributes { id: attr(5).id });
-    deliver(&batch, &recorder, &shared);
+    let names = deliver(&batch, &recorder, &shared);
     let mut repeats = VecDeque::new();
-    enqueue(&mut repeats, batch, &recorder);
+    enqueue(&mut repeats, batch, names, &recorder);
     for _ in 0..100 {
         repeat_due(&mut repeats, &recorder, &shared);
     }
@@ -156,7 +187,16 @@ fn a_mark_is_answered_when_what_came_before_is_delivered() {
     run(&receiver, &recorder, &state);
     assert!(waiting.try_recv().is_ok());
     assert_eq!(recorder.0.lock().first().map(String::as_str), Some("all"));
-    assert_eq!(state.counts.received.load(Ordering::Relaxed), 1, "a mark is no change");
+    assert_eq!(state.counts.told.load(Ordering::Relaxed), 0, "a mark is no change");
+}
+
+#[test]
+fn only_what_the_kernel_knows_is_counted() {
+    let shared = shared();
+    shared.inodes.register(&Node::new(Arc::new(())), &attr(5), 1);
+    let change = |number| Invalidation::Content { id: attr(number).id };
+    sent(&shared, vec![change(5), change(6), change(7), Invalidation::Entry { parent: attr(8).id, name: b"name"[..].into() }]);
+    assert_eq!(shared.counts.told.load(Ordering::Relaxed), 1);
 }
 
 #[test]

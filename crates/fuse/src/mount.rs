@@ -5,29 +5,26 @@
 
 use crate::{
     door::Door,
-    hidden_place::HiddenPlace,
+    errands::Role,
     invalidate::{self, CacheControl, InvalidationCounts, Shared},
     negotiate,
     options::{FuseOptions, TransportChoice},
-    own_mount,
+    own_mount::{self, Entered},
     passthrough::BackingFiles,
     resync,
     shadow::{self, Event},
     status::{self, Status},
 };
-use fusewire::{MountOptions, Notifier, Observer, Session, SessionOptions};
-use nacre_sys::mounts::MountAttributes;
-use nacre_vfs::{Errno, FileId, Invalidation, Layer};
-use rustix::{
-    mount::MountFlags,
-    process::{Resource, getrlimit},
-};
+use fusewire::{Device, Identity, MountOptions, Notifier, Observer, Session, SessionOptions};
+use nacre_sys::{descriptors, mounts::MountAttributes};
+use nacre_vfs::{Caller, DirEntry, DirSink, Errno, FileId, Invalidation, Layer, Node};
+use rustix::{io::Errno as SysErrno, mount::MountFlags};
 use std::{
+    collections::{BTreeSet, HashMap},
     fmt, io,
-    os::fd::AsRawFd,
     path::Path,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -36,7 +33,7 @@ use std::{
 };
 
 /// Most files kept open after their last close, whatever the limit of descriptors.
-const KEPT_MAX: u64 = 4096;
+const KEPT_MAX: usize = 4096;
 /// Read-ahead of a mount whose content the daemon serves, KiB.
 const READ_AHEAD_KIB: &str = "1024";
 
@@ -95,27 +92,32 @@ impl Mount {
         layer.watch(sender.clone());
         let door = Door::new(layer, options, sender, kept_limit()).map_err(MountError::Root)?;
         let door = Arc::new(door);
-        let hidden = if door.options.without_links || is_shown_late(&door.options) || root_goes_uncached(&door) {
-            Some(HiddenPlace::new(&door.options.mountpoint, door.options.without_links).map_err(MountError::Mount)?)
-        } else {
-            None
-        };
-        door.inodes.promote_root(hidden.is_some());
-        let place = hidden.as_ref().map_or(&*door.options.mountpoint, |hidden| &hidden.path);
-        let device = fusewire::mount(place, &mount_options(&door.options)).map_err(MountError::Mount)?;
-        door.collecting.decide(place, &door.options, &*door.layer);
+        let device = open(&door.options)?;
+        door.inodes.promote_root(device.is_detached() && is_promoted(&door));
+        let place = device.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
+        door.collecting.decide(&place, &door.options, &*door.layer);
         let session = Session::start(device, Arc::clone(&door) as Arc<dyn fusewire::Handler>, session_options(&door.options));
         let mut session = session.map_err(MountError::Session)?;
         connect(&door, &session);
-        door.running.start(place);
-        door.collecting.start(place, session.notifier());
-        if let Some(hidden) = &hidden {
-            show(&door, &mut session, hidden).map_err(MountError::Mount)?;
+        // While it is at no place, if root made it: the way to its mount point may lead through other mounts of ours. It may be another than before.
+        let place = session.mountpoint().unwrap_or(&door.options.mountpoint).to_owned();
+        let device = own_mount::device(&place).ok();
+        if let Some(device) = device {
+            // It is the first.
+            let _ = door.device.set(device);
         }
+        door.running.start(&place);
+        door.collecting.start(&place, session.notifier());
+        show(&door, &mut session).map_err(MountError::Mount)?;
         let counts = Arc::new(InvalidationCounts::default());
         let stop = Arc::new(AtomicBool::new(false));
         let marks = invalidate::Marks::default();
-        let caches = KernelCaches { notifier: session.notifier(), session: session.observer(), door: Arc::clone(&door) };
+        let caches = KernelCaches {
+            notifier: session.notifier(),
+            session: session.observer(),
+            door: Arc::clone(&door),
+            one_by_one: AtomicBool::new(false),
+        };
         let shared = Shared {
             inodes: Arc::clone(&door.inodes),
             counts: Arc::clone(&counts),
@@ -124,17 +126,18 @@ impl Mount {
             written: Arc::clone(&door.written),
             marks: Arc::clone(&marks),
         };
-        let device = own_mount::device(&door.options.mountpoint).ok();
         let mut mount = Mount { session, door, counts, stop, marks, threads: Vec::new(), device };
         mount.thread("nacre-notify", move || invalidate::run(&receiver, &caches, &shared))?;
         if mount.door.collecting.on() {
-            let setter = mount.door.resync.setter.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
+            let setter = mount.door.resync.setter.start(&mount.door.collecting.errands, "nacre-setter").map_err(MountError::Thread)?;
+            let asker = mount.door.resync.asker.start(&mount.door.collecting.errands, "nacre-asker").map_err(MountError::Thread)?;
             let dropper = mount.door.collecting.dropper.start(&mount.door.collecting.errands).map_err(MountError::Thread)?;
-            let beat = mount.door.collecting.start_beat().map_err(MountError::Thread)?;
+            let beat = mount.door.collecting.start_beat(mount.door.inodes.root_is_promoted()).map_err(MountError::Thread)?;
             let (jobs, door) = (mount.door.resync.open(), Arc::clone(&mount.door));
             mount.thread("nacre-resync", move || {
                 resync::run(&jobs, &door);
                 drop(setter.join());
+                drop(asker.join());
                 drop(dropper.join());
                 drop(beat.join());
             })?;
@@ -159,7 +162,7 @@ impl Mount {
         let notifier = self.session.notifier();
         self.thread("nacre-shadow", move || {
             // An answer of "not known" is as good.
-            let forget = |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, false));
+            let forget = |parent, name: &[u8]| drop(notifier.inval_entry(parent, name, door.leads_somewhere(parent, name)));
             shadow::run(&events, &door, device, &forget);
         })
     }
@@ -222,16 +225,50 @@ impl Mount {
         self.door.collecting.pass_on_all().map_err(|error| io::Error::from_raw_os_error(error.raw()))
     }
 
+    /// For who has passed on what the kernel holds, at any time, and must not keep the mount or its layer meanwhile.
+    pub fn held(&self) -> Held {
+        Held(Arc::downgrade(&self.door))
+    }
+
     /// Gives it other flags of mount(2): read-only, no set-id bits, no devices, no programs, no access times. All others are off then.
     ///
     /// # Errors
     /// ESTALE where something else is mounted over it; what mount(2) says (only root may).
     pub fn remount(&self, flags: MountFlags) -> io::Result<()> {
-        // What is seen at the place must be this mount.
-        let device = self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))?;
-        let root = own_mount::root(&self.door.options.mountpoint, device).map_err(io::Error::from)?;
-        // And stays it, whatever becomes of the path.
-        Ok(rustix::mount::mount_remount(format!("/proc/self/fd/{}", root.as_raw_fd()), flags, c"")?)
+        let device = self.device()?;
+        let place = self.door.options.mountpoint.clone();
+        // The kernel passes on what it holds first, and so waits for this process.
+        let remounting = self.door.collecting.errands.start("nacre-remount", Role::PassOn, move || {
+            // What is seen at the place must be this mount. And stays it, whatever becomes of the path.
+            let _mount = Entered::new(&place, device)?;
+            rustix::mount::mount_remount(c".", flags, c"")
+        })?;
+        Ok(remounting.join().map_err(|_| io::Error::from(SysErrno::IO))??)
+    }
+
+    /// Whether somebody uses it, or something is mounted on it, so that it could not be unmounted now. False where that cannot be asked without
+    /// trying (an ordinary user's mount).
+    ///
+    /// # Errors
+    /// Where the mount cannot be reached.
+    pub fn in_use(&self) -> io::Result<bool> {
+        self.session.in_use()
+    }
+
+    /// Which it is in the table of mounts, where that is known.
+    pub fn identity(&self) -> Option<Identity> {
+        self.session.identity()
+    }
+
+    /// Whether it is still in the tree of this process, in use or not.
+    pub fn attached(&self) -> bool {
+        self.session.is_mounted()
+    }
+
+    /// Ends it although others use it: what the kernel has collected of their writes is passed on, and from then on they get errors.
+    pub fn cut_off(&self) {
+        self.door.collecting.pass_on_unseen();
+        self.session.abort();
     }
 
     /// Cuts it off even while it is in use: callers that wait get an error.
@@ -256,7 +293,7 @@ impl Mount {
     }
 
     fn device(&self) -> io::Result<u64> {
-        own_mount::device(&self.door.options.mountpoint)
+        self.device.ok_or_else(|| io::Error::from(rustix::io::Errno::STALE))
     }
 
     /// Where the daemon serves content, larger read-ahead means fewer requests; only root may raise it.
@@ -270,6 +307,31 @@ impl Mount {
         if let Err(error) = std::fs::write(&path, READ_AHEAD_KIB) {
             tracing::debug!(%error, path, "read-ahead stays as it is");
         }
+    }
+}
+
+/// What the kernel holds back of a mount.
+#[derive(Clone)]
+pub struct Held(Weak<Door>);
+
+impl Held {
+    /// Makes the kernel pass on what it holds of all files that are open for writing; returns when it has reached the layer. Nothing where the mount
+    /// has ended, before which the kernel did so. Not for threads that serve requests.
+    ///
+    /// # Errors
+    /// Where the kernel could not pass it on.
+    pub fn pass_on(&self) -> io::Result<()> {
+        let open = || self.0.upgrade().map_or_else(BTreeSet::new, |door| door.files.written_to());
+        let Some(collecting) = self.0.upgrade().map(|door| Arc::clone(&door.collecting)).filter(|collecting| collecting.on()) else {
+            return Ok(());
+        };
+        collecting.pass_on_open(&open).map_err(|error| io::Error::from_raw_os_error(error.raw()))
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
     }
 }
 
@@ -314,25 +376,44 @@ fn connect(door: &Door, session: &Session) {
 /// The name by which the root is found below [`crate::inodes::ROOT`] while it is promoted; shown as the root in the table of mounts.
 pub(crate) const PROMOTED: &str = "root";
 
-/// Whether the mount is to have what mount(2) cannot give it.
-fn is_shown_late(options: &FuseOptions) -> bool {
-    options.nosymfollow && !options.notify_watchers && rustix::process::geteuid().is_root()
+/// Root's mount is at no place until it answers; anybody else's, and one of an old kernel, is where it belongs at once.
+fn open(options: &FuseOptions) -> Result<Device, MountError> {
+    let wanted = mount_options(options);
+    if rustix::process::geteuid().is_root() {
+        match fusewire::mount_detached(&wanted) {
+            Err(error) if options.without_links => return Err(MountError::Mount(error)),
+            Err(error) => tracing::debug!(%error, "mounted where it is seen at once"),
+            device => return device.map_err(MountError::Mount),
+        }
+    }
+    fusewire::mount(&options.mountpoint, &wanted).map_err(MountError::Mount)
 }
 
-/// Whether the kernel would ask for the root's ACL at every step: it makes the first inode of a connection before it knows that there are
-/// ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner then pay a request for every path.
-/// So an inode of its own becomes the root that users see.
-fn root_goes_uncached(door: &Door) -> bool {
+/// Whether an inode of its own is to be the root that users see. The kernel would ask for the root's ACL at every step: it makes the first inode of a
+/// connection before it knows that there are ACLs, and for that one it never keeps the answer that there is none. Users other than the root's owner
+/// would pay a request for every path. The mounts of a pool use the first inode for passing on what the kernel holds (`collecting/beat.rs`).
+fn is_promoted(door: &Door) -> bool {
     // Our thread that raises events reaches directories by handle, from the first inode on.
-    negotiate::wants_acls(&door.options, &*door.layer) && !door.options.notify_watchers && rustix::process::geteuid().is_root()
+    (door.options.without_links || negotiate::wants_acls(&door.options, &*door.layer)) && !door.options.notify_watchers
 }
 
-/// Shows a mount that was made at a hidden place where it belongs.
-fn show(door: &Door, session: &mut Session, hidden: &HiddenPlace) -> io::Result<()> {
-    let attributes = if door.options.nosymfollow { MountAttributes::NO_SYMLINK_FOLLOW } else { MountAttributes::empty() };
-    let shown = nacre_sys::mounts::show_directory(&hidden.path, PROMOTED, &hidden.mountpoint, attributes);
-    door.inodes.promote_root(shown.map_err(|error| about(&hidden.mountpoint, "cannot mount on", &error))?);
-    session.relocated(hidden.mountpoint.clone())
+/// Shows a mount that is at no place where it belongs.
+fn show(door: &Door, session: &mut Session) -> io::Result<()> {
+    let Some(mount) = session.detached() else { return Ok(()) };
+    let (options, cannot) = (&door.options, |what| move |error: io::Error| about(&door.options.mountpoint, what, &error));
+    let mountpoint = if options.without_links {
+        options.mountpoint.clone()
+    } else {
+        fusewire::apart(|| std::fs::canonicalize(&options.mountpoint)).map_err(cannot("cannot use mountpoint"))?
+    };
+    let attributes = if options.nosymfollow { MountAttributes::NO_SYMLINK_FOLLOW } else { MountAttributes::empty() };
+    let name = door.inodes.root_is_promoted().then_some(PROMOTED);
+    let device = own_mount::device_of(mount)?;
+    let shown = nacre_sys::mounts::show(mount, name, &mountpoint, attributes);
+    let (is_directory, id) = shown.map_err(cannot("cannot mount on"))?;
+    door.inodes.promote_root(is_directory);
+    session.relocated(mountpoint, Identity { id, device: (rustix::fs::major(device), rustix::fs::minor(device)) });
+    Ok(())
 }
 
 pub(crate) fn about(path: &Path, what: &str, error: &io::Error) -> io::Error {
@@ -340,8 +421,7 @@ pub(crate) fn about(path: &Path, what: &str, error: &io::Error) -> io::Error {
 }
 
 fn kept_limit() -> usize {
-    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(KEPT_MAX * 4);
-    (descriptors / 4).min(KEPT_MAX) as usize
+    (descriptors::room() / 4).min(KEPT_MAX)
 }
 
 fn mount_options(options: &FuseOptions) -> MountOptions {
@@ -380,9 +460,70 @@ struct KernelCaches {
     notifier: Notifier,
     session: Observer,
     door: Arc<Door>,
+    /// The kernel was told of names one by one when all were stale.
+    one_by_one: AtomicBool,
+}
+
+/// Takes the names of a listing.
+#[derive(Default)]
+struct Names {
+    names: Vec<Box<[u8]>>,
+    next: u64,
+}
+
+/// Names taken in one call.
+const PAGE: usize = 4096;
+
+impl DirSink for Names {
+    fn push(&mut self, entry: DirEntry<'_>) -> bool {
+        if self.names.len() == PAGE {
+            return false;
+        }
+        self.next = entry.next;
+        self.names.push(entry.name.bytes().into());
+        true
+    }
 }
 
 impl KernelCaches {
+    /// Has the kernel ask for every name again that it may have: the last ones of files that it knows, and those that it may believe not to be there.
+    fn expire_all(&self) {
+        let Door { inodes, layer, .. } = &*self.door;
+        let (mut directories, mut paths) = (HashMap::new(), Vec::new());
+        inodes.for_each(|nodeid| {
+            let Some(node) = inodes.node(nodeid) else { return };
+            let path = layer.path(&node);
+            if inodes.is_directory(nodeid) {
+                self.expire_listed(nodeid, &node);
+                if let Some(path) = &path {
+                    directories.insert(path.clone(), nodeid);
+                }
+            }
+            paths.extend(path);
+        });
+        for path in paths {
+            let mut parts = path.rsplitn(2, |byte| *byte == b'/');
+            let (name, above) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+            if let Some(parent) = directories.get(above).filter(|_| !name.is_empty()) {
+                self.sent("entry", self.notifier.inval_entry(*parent, name, true));
+            }
+        }
+    }
+
+    fn expire_listed(&self, nodeid: u64, directory: &Node) {
+        let mut page = Names::default();
+        loop {
+            page.names.clear();
+            if let Err(error) = self.door.layer.readdir(&Caller::ROOT, directory, page.next, false, &mut page) {
+                return tracing::debug!(%error, "a directory cannot be listed: names in it may count as missing for a while");
+            }
+            if page.names.is_empty() {
+                return;
+            }
+            page.names.iter().for_each(|name| self.sent("entry", self.notifier.inval_entry(nodeid, name, true)));
+        }
+    }
+
     fn sent(&self, what: &'static str, result: io::Result<()>) {
         match result {
             Ok(()) => {}
@@ -405,7 +546,12 @@ impl CacheControl for KernelCaches {
     }
 
     fn inode(&self, nodeid: u64, pages: bool) {
-        let collecting = self.door.collecting.on() && !self.door.inodes.is_directory(nodeid);
+        if !self.door.root_is_taken(nodeid) {
+            // Nothing of it is kept.
+            return;
+        }
+        // Regular files alone have pages, and may be opened for that: a fifo would not let go of whoever opens it.
+        let collecting = self.door.collecting.on() && self.door.inodes.is_file(nodeid);
         // For pages that are being written back the notification would wait, with the device open: a daemon that is killed then would hang.
         self.sent("inode", self.notifier.inval_inode(nodeid, if pages && !collecting { 0 } else { -1 }, 0));
         if collecting {
@@ -418,12 +564,30 @@ impl CacheControl for KernelCaches {
         }
     }
 
-    fn entry(&self, parent: u64, name: &[u8]) {
+    fn entry(&self, parent: u64, name: &[u8]) -> bool {
+        let there = self.door.leads_somewhere(parent, name);
+        self.sent("entry", self.notifier.inval_entry(parent, name, there));
+        there
+    }
+
+    fn forget(&self, parent: u64, name: &[u8]) {
         self.sent("entry", self.notifier.inval_entry(parent, name, false));
     }
 
-    fn all_entries(&self) -> bool {
-        self.notifier.inc_epoch().is_ok()
+    fn all_entries(&self) {
+        let one_by_one = self.door.carries_mounts();
+        self.one_by_one.store(one_by_one, Ordering::Relaxed);
+        if one_by_one {
+            self.expire_all();
+        } else {
+            self.sent("epoch", self.notifier.inc_epoch());
+        }
+    }
+
+    fn all_entries_again(&self) {
+        if self.one_by_one.load(Ordering::Relaxed) {
+            self.expire_all();
+        }
     }
 
     fn layer_checks(&self) -> bool {
@@ -447,7 +611,8 @@ impl CacheControl for KernelCaches {
         }
         for &(parent, name) in names {
             if !self.door.shadow.raise(Event::Name(parent, name.into())) {
-                self.entry(parent, name);
+                // Told late as it is, once is enough.
+                let _ = self.entry(parent, name);
             }
         }
         true
@@ -455,6 +620,10 @@ impl CacheControl for KernelCaches {
 
     fn trim(&self) {
         nacre_sys::memory::trim();
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.door.layer.rest(known)
     }
 }
 

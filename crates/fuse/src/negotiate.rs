@@ -104,6 +104,12 @@ const ALWAYS: u64 = init::ASYNC_READ
 /// buffers cost what is touched of them.
 const MAX_IO: u32 = 1 << 20;
 
+/// The same in so much memory. Each thread that serves keeps as much, and a mount whose requests wait has tens of them: together, no more than an eighth. Pure.
+fn max_io(memory: Option<u64>) -> u32 {
+    let share = memory.and_then(|memory| u32::try_from(memory / 256).ok()).unwrap_or(MAX_IO);
+    (1 << share.max(1).ilog2()).clamp(MAX_IO / 8, MAX_IO)
+}
+
 /// Requests in the background at once (write-back, read-ahead, AIO) where writes are collected: more than a layer lets wait for what is held
 /// back to arrive, which comes in such requests itself.
 const BACKGROUND: u16 = 4096;
@@ -145,10 +151,11 @@ pub(crate) fn answer(offer: &Offer, options: &FuseOptions, layer: &dyn Layer, co
     when(collects, init::WRITEBACK_CACHE);
     // Our own threads reach files of the mount by handle.
     when(!options.notify_watchers && !collects, init::NO_EXPORT_SUPPORT);
+    let max_io = max_io(nacre_sys::memory_limit::limit());
     let settings = Settings {
         flags: flags & offer.flags,
-        max_io: MAX_IO,
-        max_readahead: MAX_IO,
+        max_io,
+        max_readahead: max_io,
         // 0 is the kernel's default, 12.
         max_background: if collects { BACKGROUND } else { 0 },
         congestion_threshold: if collects { BACKGROUND / 4 * 3 } else { 0 },
@@ -202,6 +209,20 @@ mod tests {
         assert_eq!(times.names(Coherence::Watched), WITHOUT_EPOCH);
         assert_eq!(times.names(Coherence::Exclusive), WITHOUT_EPOCH);
         assert_eq!(times.attributes(Coherence::Watched), LONG);
+    }
+
+    #[test]
+    fn requests_are_smaller_where_memory_is_short() {
+        for (memory, expected) in [
+            (None, MAX_IO),
+            (Some(u64::MAX), MAX_IO),
+            (Some(256 << 20), MAX_IO),
+            (Some(100 << 20), 256 << 10),
+            (Some(64 << 20), 256 << 10),
+            (Some(0), 128 << 10),
+        ] {
+            assert_eq!(max_io(memory), expected, "{memory:?}");
+        }
     }
 
     #[test]

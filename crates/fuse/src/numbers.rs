@@ -108,9 +108,9 @@ impl Numbers {
         Some((node, self.inner(nodeid), parent))
     }
 
-    pub fn is_directory(&self, nodeid: u64) -> bool {
+    pub fn is_a(&self, nodeid: u64, kind: Kind) -> bool {
         let Some(node) = self.node(nodeid) else { return false };
-        self.layer.getattr(&Caller::ROOT, &node, None).is_ok_and(|attr| attr.kind == Kind::Directory)
+        self.layer.getattr(&Caller::ROOT, &node, None).is_ok_and(|attr| attr.kind == kind)
     }
 
     /// Looks at or changes a record where there is one: most files have none, and looking them up costs more than the look.

@@ -7,9 +7,12 @@
 use crate::{collecting::habit::Use, passthrough::InodeIo, resync::Times};
 use nacre_vfs::{OpenFlags, Opened};
 use parking_lot::Mutex;
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 /// An open file as the kernel holds it.
@@ -64,6 +67,11 @@ impl OpenState {
     pub fn any_file(&self) -> Option<Opened> {
         let writable = self.files.iter().find(|(_, flags, _)| flags.writes());
         writable.or_else(|| self.files.first()).map(|(.., file)| Arc::clone(file))
+    }
+
+    /// The kernel may let somebody store to a mapping that it makes of the file itself.
+    pub fn is_mappable(&self) -> bool {
+        self.io.passes_through() && self.files.iter().any(|(_, flags, _)| flags.maps_for_writing())
     }
 
     /// Nothing is open.
@@ -143,6 +151,18 @@ impl OpenFiles {
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(removed)
+    }
+
+    /// The inodes that are open for writing.
+    pub fn written_to(&self) -> BTreeSet<u64> {
+        let mut found = BTreeSet::new();
+        for number in 0..SHARDS {
+            let shard = self.shard(number);
+            found.extend(
+                shard.slots.iter().filter_map(|(_, slot)| slot.as_ref().filter(|open| open.flags.writes()).map(|open| open.nodeid)),
+            );
+        }
+        found
     }
 
     /// Takes out all handles of these inodes.

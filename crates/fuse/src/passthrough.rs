@@ -68,6 +68,11 @@ impl InodeIo {
     pub fn is_idle(&self) -> bool {
         matches!(self.0, Mode::Idle)
     }
+
+    /// Open, and the kernel does the I/O.
+    pub fn passes_through(&self) -> bool {
+        matches!(self.0, Mode::Passthrough { .. })
+    }
 }
 
 /// How one open file is to be served.

@@ -6,11 +6,11 @@
 //! look-up which a thread of ours makes. Invariants: file handles of before are gone first, so nothing that is under way reaches the new files; the names
 //! in the answers are nobody else's to look up.
 
-use crate::{door::Door, errands::Role, failure::Outcome, mount::Mount, own_mount, wire};
+use crate::{door::Door, errands::Role, failure::Outcome, mount::Mount, own_mount::Entered, wire};
 use fusewire::{Header, Reply, abi};
 use nacre_vfs::{Attr, Caller, Errno, FileId, Kind, Time};
 use rustix::{
-    fs::{AtFlags, StatxFlags},
+    fs::{AtFlags, CWD, StatxFlags},
     io::Errno as SysErrno,
 };
 use std::{io, time::Duration};
@@ -72,11 +72,10 @@ impl Mount {
         let Some(device) = self.device_number() else { return Err(SysErrno::STALE.into()) };
         let place = door.options.mountpoint.clone();
         let thread = door.collecting.errands.start("nacre-replaced", Role::Replaced, move || {
-            let root = own_mount::root(&place, device)?;
+            let _mount = Entered::new(&place, device)?;
             let mut outcome = Ok(());
             for name in names {
-                if let Err(error) =
-                    rustix::fs::statx(&root, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
+                if let Err(error) = rustix::fs::statx(CWD, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
                 {
                     outcome = Err(error);
                 }

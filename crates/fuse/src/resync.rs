@@ -7,8 +7,8 @@
 //! with collected writes is left alone, as what is held back is missing below; nobody who serves requests waits for longer than [`PATIENCE`].
 
 use crate::{door::Door, errands::Setter, failure::Outcome, open_files::OpenState, wire};
-use fusewire::{Header, Reply};
-use nacre_vfs::{Attr, Caller, Errno, Kind, Time};
+use fusewire::{Header, Reply, abi};
+use nacre_vfs::{Attr, Caller, ChangeTime, Errno, Kind, SetAttr, Time};
 use parking_lot::Mutex;
 use rustix::io::Errno as SysErrno;
 use std::{
@@ -25,6 +25,8 @@ use std::{
 const GATHER: Duration = Duration::from_millis(10);
 /// The longest that a stat(2) waits.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// The longest that an open(2) waits; after that the kernel is told of writes soon after they were made.
+const BRIEF: Duration = Duration::from_millis(100);
 /// Times of modification that are closer than this are as good as equal, nanoseconds: native ones have the granularity of a clock tick.
 const CLOSE: i64 = 10_000_000;
 
@@ -49,6 +51,8 @@ pub(crate) struct Times {
 pub(crate) struct Resync {
     /// The thread that acts on the mount.
     pub setter: Setter,
+    /// The one that has the kernel ask.
+    pub asker: Setter,
     queue: Mutex<Option<Sender<Job>>>,
 }
 
@@ -73,9 +77,10 @@ impl Times {
         }
     }
 
-    /// Whether the kernel's time is as good as this one.
-    fn fits(&self, attr: &Attr) -> bool {
-        nanoseconds(attr.mtime).abs_diff(self.kernel.load(Ordering::Acquire)) <= CLOSE.unsigned_abs()
+    /// Whether the kernel's time is as good as this one, or just this one where it has to be `exact`.
+    fn fits(&self, attr: &Attr, exact: bool) -> bool {
+        let most = if exact { 0 } else { CLOSE.unsigned_abs() };
+        nanoseconds(attr.mtime).abs_diff(self.kernel.load(Ordering::Acquire)) <= most
     }
 
     /// A direct write is about to be made; whether the kernel is to be told.
@@ -176,7 +181,7 @@ impl Door {
     /// Somebody asks for the attributes of a file, which are these: tells the kernel first where it has another time of modification.
     pub(crate) fn true_times(&self, nodeid: u64, attr: &Attr) -> Outcome {
         let Some(times) = self.write_times(nodeid).filter(|times| times.is_stale()) else { return Ok(()) };
-        if times.fits(attr) {
+        if times.fits(attr, self.is_exact()) {
             return Ok(());
         }
         Ok(fusewire::blocking(|| self.resync.now(nodeid))?)
@@ -190,20 +195,45 @@ impl Door {
         let writes = times.writes.load(Ordering::Acquire);
         if times.is_stale()
             && let Some((node, file)) = self.inodes.node_and_file(nodeid)
-            && self.layer.getattr(&Caller::ROOT, &node, file.as_deref()).is_ok_and(|attr| times.fits(&attr))
+            && self.layer.getattr(&Caller::ROOT, &node, file.as_deref()).is_ok_and(|attr| times.fits(&attr, self.is_exact()))
         {
             times.heard(writes);
         }
         self.forget_times(nodeid);
     }
 
-    /// A request of the thread: what the file has is answered, and nothing changed.
-    pub(crate) fn resync_setattr(&self, header: &Header, reply: &mut Reply<'_>) -> Outcome {
+    /// Whether layers store the very times that the kernel shows.
+    fn is_exact(&self) -> bool {
+        self.collecting.is_patient()
+    }
+
+    /// A file is opened for direct writes: where the kernel may take its attributes for valid for long, it is made to ask for them, and told that they are
+    /// not. Otherwise it would answer a question for the time of modification alone from what it has.
+    pub(crate) fn doubt(&self, nodeid: u64, times: &Times) {
+        if !self.is_exact() || times.short.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let asked = fusewire::blocking(|| self.resync.asker.ask(self.collecting.place(), nodeid, BRIEF));
+        if !matches!(asked, Ok(Ok(()))) {
+            tracing::debug!(?asked, nodeid, "the kernel could not be made to ask for a file's times");
+            times.short.store(false, Ordering::Release);
+        }
+    }
+
+    /// A request of the thread: what the file has is answered, and nothing changed but the time of change, which the kernel shows from now on.
+    pub(crate) fn resync_setattr(&self, header: &Header, told: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
         if self.collecting.collects(header.nodeid) {
             return Err(Errno::EBUSY.into());
         }
         let (node, file) = self.node_and_file(header.nodeid)?;
-        let attr = self.layer.getattr(&Caller::ROOT, &node, file.as_deref())?;
+        let mut attr = self.layer.getattr(&Caller::ROOT, &node, file.as_deref())?;
+        let ctime = wire::change_time(told);
+        if let ChangeTime::To(time) = ctime
+            && self.is_exact()
+            && nanoseconds(time) > nanoseconds(attr.ctime)
+        {
+            attr = self.layer.setattr(&Caller::ROOT, &node, file.as_deref(), &SetAttr { ctime, ..SetAttr::default() })?;
+        }
         Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?)
     }
 
@@ -252,6 +282,7 @@ pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
         }
     }
     door.resync.setter.close();
+    door.resync.asker.close();
 }
 
 fn told(door: &Door, nodeid: u64) {

@@ -10,7 +10,7 @@
 use crate::{
     door::{Door, caller},
     failure::Outcome,
-    own_mount::{self, number},
+    own_mount::{Entered, number},
     wire,
 };
 use fusewire::{Op, Reply, Request, abi};
@@ -289,6 +289,5 @@ fn touched(door: &Door, device: u64, nodeid: u64, content: bool) -> Result<(), S
 
 /// A descriptor for an inode of the mount that the kernel has in memory; ESTALE where it has not, and then nobody watches it either.
 fn by_handle(door: &Door, device: u64, nodeid: u64) -> Result<OwnedFd, SysErrno> {
-    let root = own_mount::root(&door.options.mountpoint, device)?;
-    own_mount::by_handle(&root, (nodeid, 0), OFlags::PATH)
+    Entered::new(&door.options.mountpoint, device)?.by_handle((nodeid, 0), OFlags::PATH)
 }

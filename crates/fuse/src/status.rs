@@ -15,10 +15,10 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As shown to users.
+    /// As `--transport` has it, shown to users.
     pub fn name(self) -> &'static str {
         match self {
-            Transport::Uring => "io_uring",
+            Transport::Uring => "uring",
             Transport::Device => "device",
         }
     }
@@ -76,6 +76,8 @@ pub struct CollectingCounts {
 pub struct Status {
     /// Where it is mounted.
     pub mountpoint: PathBuf,
+    /// It is still there, as this process sees it. One that is not is held by whoever has it open, or by other mount namespaces.
+    pub attached: bool,
     /// How requests arrive.
     pub transport: Transport,
     /// Why it is not io_uring although that was wanted.
@@ -129,6 +131,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
     let refusal = door.passthrough.refusal().map(str::to_owned);
     Status {
         mountpoint: door.options.mountpoint.clone(),
+        attached: session.is_mounted(),
         transport: match session.transport() {
             fusewire::Transport::Uring => Transport::Uring,
             fusewire::Transport::Device => Transport::Device,
@@ -144,7 +147,7 @@ pub(crate) fn read(door: &Door, session: &Session, counts: &InvalidationCounts) 
         inodes: door.inodes.len(),
         open_files: door.files.len(),
         coherence: crate::negotiate::root_coherence(&*door.layer),
-        invalidations: counts.received.load(Ordering::Relaxed),
+        invalidations: counts.told.load(Ordering::Relaxed),
         invalidated_all: counts.everything.load(Ordering::Relaxed),
         stack: door.layer.describe(),
     }

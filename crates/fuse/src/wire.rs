@@ -3,7 +3,7 @@
 //! Called by the handlers under `ops/`. One exhaustive place for each translation.
 
 use fusewire::abi;
-use nacre_vfs::{Attr, FileLock, Kind, LockKind, SetAttr, SetTime, StatFs, Time};
+use nacre_vfs::{Attr, ChangeTime, FileLock, Kind, LockKind, SetAttr, SetTime, StatFs, Time};
 use std::time::Duration;
 
 /// `SEEK_DATA` and `SEEK_HOLE`, as the kernel sends them.
@@ -119,8 +119,23 @@ pub(crate) fn change(request: &abi::SetattrIn) -> SetAttr {
         size: asked(fattr::SIZE).then_some(request.size),
         atime: time(fattr::ATIME, fattr::ATIME_NOW, request.atime, request.atimensec),
         mtime: time(fattr::MTIME, fattr::MTIME_NOW, request.mtime, request.mtimensec),
-        kill_privileges: asked(fattr::KILL_SUIDGID),
+        ctime: change_time(request),
+        // A request without any attribute is what is left of the kernel's `file_remove_privs` where the daemon takes away set-id bits (`fuse_setattr` in Linux'
+        // fs/fuse/dir.c): before fallocate(2) and copy_file_range(2) of somebody who may not leave them, and in chown(2) to nobody.
+        kill_privileges: asked(fattr::KILL_SUIDGID) || !asked(ATTRIBUTES),
     }
+}
+
+/// All that can be asked for; the time of change goes along with others.
+const ATTRIBUTES: u32 = {
+    use abi::fattr::*;
+    MODE | UID | GID | SIZE | ATIME | MTIME
+};
+
+/// The time of change that the kernel says, which it does where it keeps times itself.
+pub(crate) fn change_time(request: &abi::SetattrIn) -> ChangeTime {
+    let told = request.valid & abi::fattr::CTIME != 0;
+    if told { ChangeTime::To(Time { sec: request.ctime as i64, nsec: request.ctimensec }) } else { ChangeTime::Now }
 }
 
 /// `F_RDLCK`, `F_WRLCK`, `F_UNLCK`.
@@ -162,13 +177,16 @@ mod tests {
     fn a_setattr_says_exactly_what_was_asked() {
         use abi::fattr;
         let all = abi::SetattrIn { mode: 0o104_755, uid: 5, size: 9, mtime: u64::MAX, mtimensec: 7, ..abi::SetattrIn::default() };
-        assert!(change(&all).is_empty());
+        let nothing = change(&all);
+        assert!(nothing.kill_privileges && SetAttr { kill_privileges: false, ..nothing }.is_empty(), "privileges go");
         let asked = change(&abi::SetattrIn { valid: fattr::MODE | fattr::MTIME | fattr::ATIME | fattr::ATIME_NOW, ..all });
         assert_eq!(asked.mode, Some(0o4755));
         assert_eq!(asked.mtime, Some(SetTime::To(Time { sec: -1, nsec: 7 })));
         assert_eq!(asked.atime, Some(SetTime::Now));
         assert_eq!((asked.uid, asked.size, asked.kill_privileges), (None, None, false));
         assert!(change(&abi::SetattrIn { valid: fattr::KILL_SUIDGID, ..all }).kill_privileges);
+        let told = change(&abi::SetattrIn { valid: fattr::MODE | fattr::CTIME, ctime: 3, ctimensec: 4, ..all });
+        assert_eq!((asked.ctime, told.ctime), (ChangeTime::Now, ChangeTime::To(Time { sec: 3, nsec: 4 })));
     }
 
     #[test]

@@ -126,6 +126,43 @@ fn writes_do_not_reach_the_daemon() {
     });
 }
 
+/// Its times may move by stores to a mapping, of which nobody is told.
+#[test]
+fn a_file_that_may_be_mapped_is_asked_for_each_time() {
+    on_each_transport(|transport| {
+        let mirror = Mirror::exclusive(transport, some_files);
+        if let Some(why) = mirror.mount.status().passthrough.refusal {
+            println!("skipped: no passthrough: {why}");
+            return;
+        }
+        let path = mirror.path("d/f8");
+        let look = || assert_eq!(rustix::fs::stat(&path).unwrap().st_size, 1024);
+        let open = |write| OpenOptions::new().read(true).write(write).open(&path).unwrap();
+        look();
+        let asked = |times| if times == 0 { counts([]) } else { counts([("GETATTR", times)]) };
+        let file = open(true);
+        assert_eq!(mirror.cost(look), asked(0), "mapping the file is what makes the kernel ask");
+        let mapping = nacre_sys::mapping::SharedMapping::new(&file, 1024, true).unwrap();
+        assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(10));
+        drop(file);
+        assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(10), "the mapping is still there");
+        drop(mapping);
+        assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(1));
+        // Neither can be mapped for writing.
+        let reading = open(false);
+        let writing = OpenOptions::new().write(true).open(&path).unwrap();
+        assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(0));
+        drop((reading, writing));
+        // Opened, written to and closed, it is asked for once, like any other that was written to.
+        for _ in 0..2 {
+            let mut cost = mirror.cost(|| open(true).write_all_at(b"x", 0).unwrap());
+            cost.remove("GETXATTR");
+            assert_eq!(cost, counts([("OPEN", 1), ("RELEASE", 1)]));
+            assert_eq!(mirror.cost(|| (0..10).for_each(|_| look())), asked(1));
+        }
+    });
+}
+
 #[test]
 fn creating_and_removing_costs_four_requests_and_the_parent() {
     on_each_transport(|transport| {

@@ -19,6 +19,7 @@
 compile_error!("FUSE's kernel protocol is Linux' own");
 
 pub mod abi;
+mod apart;
 mod backing;
 mod connection;
 mod counters;
@@ -31,11 +32,14 @@ mod request;
 mod session;
 mod sys;
 
+pub use apart::apart;
 pub use backing::{Backing, Passthrough};
 pub use counters::{BUCKETS, Counters, OpCounts};
 pub use errno::Errno;
 pub use handler::{Handler, Offer, Settings};
-pub use mount::{Device, Method, MountOptions, mount, unmount_path};
+pub use mount::{
+    Device, Identity, Method, MountOptions, carries_mounts, hidden, mount, mount_detached, mount_on_device, unmount, unmount_path,
+};
 pub use notify::Notifier;
 pub use reply::{Directory, Reply};
 pub use request::{Groups, Header, Op, Request, SecurityContexts};

@@ -1,20 +1,32 @@
 //! Mounting and unmounting.
 //!
-//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the set-user-id program `fusermount3`. Invariant: an
-//! unmount takes away only the mount that this process made; if that is gone already, it succeeds and does nothing.
+//! Called before a session starts and at its end. As root by `mount(2)`, otherwise by the set-user-id program `fusermount3`. Invariants: an
+//! unmount takes away only the mount that is meant, whatever has become of the path at which it was made (directories above it may be others' to move and to
+//! replace by links); if it is gone already, it succeeds and does nothing. No path is used by a thread that holds the process's descriptors (`apart.rs`), but
+//! the one of mount(2) itself: whoever mounts below a mount of his own makes the mount at no place ([`mount_detached`]) and has it moved there.
 
+mod detached;
 mod fusermount;
 mod table;
 
+pub use detached::mount_on_device;
+
+use std::collections::HashSet;
 use std::ffi::{CString, OsString};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::apart::apart;
+pub use table::Identity;
+use table::{Seen, Table};
 
 /// How to mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,9 +94,15 @@ impl Device {
         Device { fd: Some(fd), mount: None }
     }
 
-    /// Where it is mounted, absolute; `None` for [`Device::from_fd`].
+    /// Where it is mounted, absolute; `None` for [`Device::from_fd`]. Of a mount at no place, a path that leads there as long as that lasts, for threads
+    /// with the process's descriptors.
     pub fn mountpoint(&self) -> Option<&Path> {
         self.mount.as_ref().map(|mount| mount.path.as_path())
+    }
+
+    /// Whether it is mounted at no place.
+    pub fn is_detached(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.detached.is_some())
     }
 
     /// Takes it apart; the caller unmounts from now on.
@@ -110,14 +128,16 @@ pub(crate) struct Mounted {
     path: PathBuf,
     options: MountOptions,
     by_fusermount: bool,
-    /// Mount id of `/proc/self/mountinfo`; `None` if it could not be found there (other mount namespace).
-    id: Option<u64>,
+    /// `None` if it could not be found in the table of mounts (other mount namespace).
+    identity: Option<Identity>,
+    /// The mount, as long as it is at no place; it goes with this.
+    detached: Option<OwnedFd>,
 }
 
 /// Mounts a new FUSE connection on a directory or regular file. The file system answers nothing before [`crate::Session::start`]: until
 /// then every access to it waits.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Device> {
-    let path = std::fs::canonicalize(mountpoint).map_err(|error| about(mountpoint, "cannot use mountpoint", error))?;
+    let path = apart(|| std::fs::canonicalize(mountpoint)).map_err(|error| about(mountpoint, "cannot use mountpoint", error))?;
     let direct = match options.method {
         Method::Direct => true,
         Method::Fusermount => false,
@@ -135,8 +155,20 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> io::Result<Device> {
 }
 
 fn mounted(fd: OwnedFd, path: PathBuf, options: &MountOptions, by_fusermount: bool) -> Device {
-    let id = table::top_mount(&path).ok().flatten();
-    Device { fd: Some(fd), mount: Some(Mounted { path, options: options.clone(), by_fusermount, id }) }
+    let identity = Table::read().ok().and_then(|table| Some(table.top(&path)?.identity));
+    Device { fd: Some(fd), mount: Some(Mounted { path, options: options.clone(), by_fusermount, identity, detached: None }) }
+}
+
+/// Mounts a new FUSE connection, whose root is a directory, at no place: nobody sees it before its owner attaches the mount ([`crate::Session::detached`])
+/// somewhere, and says so ([`crate::Session::relocated`]).
+///
+/// # Errors
+/// Where [`mount`] may still do: without privilege, before Linux 5.2, and for names of more than 255 bytes.
+pub fn mount_detached(options: &MountOptions) -> io::Result<Device> {
+    let (fd, mount) = detached::connection(options)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
+    let mount = Mounted { path, options: options.clone(), by_fusermount: false, identity: None, detached: Some(mount) };
+    Ok(Device { fd: Some(fd), mount: Some(mount) })
 }
 
 /// Opens the device and calls `mount(2)`.
@@ -147,7 +179,7 @@ fn mount_direct(path: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
         .write(true)
         .open(device)
         .map_err(|error| about(device, "cannot open (is the fuse module loaded?)", error))?;
-    let metadata = std::fs::metadata(path).map_err(|error| about(path, "cannot use mountpoint", error))?;
+    let metadata = apart(|| std::fs::metadata(path)).map_err(|error| about(path, "cannot use mountpoint", error))?;
     let ids = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let data = kernel_options(options, file.as_raw_fd(), metadata.mode() & libc::S_IFMT, ids);
     let kind = if options.subtype.is_empty() { "fuse".to_owned() } else { format!("fuse.{}", options.subtype) };
@@ -194,72 +226,200 @@ impl Mounted {
         &self.path
     }
 
-    pub(crate) fn options(&self) -> &MountOptions {
-        &self.options
+    /// Takes the mount away, wherever its directory is now; fine if it is gone. Not lazy: EBUSY while in use. Lazy: it vanishes from the tree at
+    /// once and ends with its last user.
+    pub(crate) fn unmount(&self, lazy: bool) -> io::Result<()> {
+        if self.detached.is_some() {
+            // It goes with this value.
+            return Ok(());
+        }
+        let how = if self.by_fusermount { How::Fusermount(self.options.fusermount.as_deref()) } else { How::Direct };
+        match self.identity {
+            Some(identity) => patiently(|| end(identity, how, detaching(lazy))),
+            None => topmost(&self.path).and_then(|identity| patiently(|| end(identity, how, detaching(lazy)))),
+        }
     }
 
-    /// Takes the mount away; fine if it is gone. Not lazy: EBUSY while in use. Lazy: it vanishes from the tree at once and ends with its last user.
-    pub(crate) fn unmount(&self, lazy: bool) -> io::Result<()> {
-        if let Some(id) = self.id
-            && let Ok(ids) = table::mounts_at(&self.path)
-        {
-            match ids.last() {
-                _ if !ids.contains(&id) => return Ok(()),
-                Some(top) if *top != id => {
-                    let busy = io::Error::from_raw_os_error(libc::EBUSY);
-                    return Err(about(&self.path, "cannot unmount: something else is mounted on top of it", busy));
-                }
-                _ => {}
-            }
-        }
-        let result = patiently(|| {
-            if self.by_fusermount {
-                fusermount::unmount(&self.path, self.options.fusermount.as_deref(), lazy)
-            } else {
-                unmount_direct(&self.path, lazy)
-            }
-        });
-        match result {
-            // Somebody else was faster.
-            Err(_) if self.id.is_some() && !self.present() => Ok(()),
-            other => other,
+    /// Whether somebody uses the mount, or something is mounted on it, so that it could not be unmounted. Only the kernel's privileged interface can
+    /// say so: false for other mounts. Has no effect.
+    pub(crate) fn in_use(&self) -> io::Result<bool> {
+        let (Some(identity), false) = (self.identity, self.by_fusermount) else { return Ok(false) };
+        // The first call marks the mount (umount(2)), unless it is in use; the mark goes with the next look at it.
+        match patiently(|| end(identity, How::Direct, UnmountFlags::EXPIRE)) {
+            Ok(()) => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
+            Err(error) => Err(error),
         }
     }
 
     /// Cuts the connection off even while it is in use: every waiting caller gets an error. Privileged mounts only; EPERM otherwise. EBUSY,
     /// and nothing is done, where something else is mounted on top: that would be hit instead.
     pub(crate) fn abort(&self) -> io::Result<()> {
-        if let (Some(id), Ok(ids)) = (self.id, table::mounts_at(&self.path))
-            && ids.last() != Some(&id)
-        {
-            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        if self.detached.is_some() {
+            return Ok(());
         }
-        let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-        rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
+        let identity = self.identity.map_or_else(|| topmost(&self.path), Ok)?;
+        end(identity, How::Direct, UnmountFlags::FORCE | UnmountFlags::DETACH)
     }
 
-    /// Takes what is mounted topmost at another path for this mount: its owner has just put a mount of the same connection there.
-    pub(crate) fn relocate(&mut self, path: PathBuf) -> io::Result<()> {
+    /// A new one in its stead, at the same place or at none.
+    pub(crate) fn again(&self) -> io::Result<Device> {
+        self.unmount(true)?;
+        if self.detached.is_some() { mount_detached(&self.options) } else { mount(&self.path, &self.options) }
+    }
+
+    /// The mount, if it is at no place.
+    pub(crate) fn detached(&self) -> Option<BorrowedFd<'_>> {
+        self.detached.as_ref().map(AsFd::as_fd)
+    }
+
+    /// From now on this mount of the same connection is meant: its owner has just put it there.
+    pub(crate) fn relocate(&mut self, path: PathBuf, identity: Identity) {
         self.path = path;
-        self.id = table::mounts_at(&self.path)?.last().copied();
-        Ok(())
+        self.identity = Some(identity);
+        self.detached = None;
     }
 
     /// Whether the mount is still there; true where the table cannot be read.
     pub(crate) fn present(&self) -> bool {
-        match (self.id, table::mounts_at(&self.path)) {
-            (Some(id), Ok(ids)) => ids.contains(&id),
+        match (self.identity, Table::read()) {
+            (Some(identity), Ok(table)) => table.find(identity).is_some(),
             _ => true,
         }
     }
+
+    /// Which it is, where that is known.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.identity
+    }
 }
 
-/// Unmounts whatever is mounted topmost at a path, for commands that have no session. Tries
+/// Those of these mounts to which no path leads: something was mounted over a directory above them, or they are gone from here, and served for those who hold
+/// them in other mount namespaces or by open files.
+pub fn hidden(mounts: &[Identity]) -> io::Result<Vec<Identity>> {
+    let table = Table::read()?;
+    let is_hidden = |mount: &Identity| table.find(*mount).is_none_or(|row| matches!(table.seen(row), Seen::Hidden(_)));
+    Ok(mounts.iter().copied().filter(is_hidden).collect())
+}
+
+/// Whether anything is mounted on a file of the file system with this device number, in the mount namespace of any process that can be seen.
+#[must_use]
+pub fn carries_mounts(device: (u32, u32)) -> bool {
+    let mut seen = HashSet::new();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let processes = processes.filter(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    std::iter::once(OsString::from("self")).chain(processes).any(|process| {
+        // Of one that has ended, or is another user's, nothing can be read.
+        let namespace = std::fs::read_link(Path::new("/proc").join(&process).join("ns/mnt"));
+        namespace.is_ok_and(|namespace| seen.insert(namespace)) && Table::of(&process).is_ok_and(|table| table.carries(device))
+    })
+}
+
+/// Unmounts whatever is mounted topmost at a path without links, for commands that have no session. Tries
 /// `umount2(2)`, then `fusermount3`. Fails with EINVAL if nothing is mounted there.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
-    patiently(|| match unmount_direct(mountpoint, lazy) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => fusermount::unmount(mountpoint, None, lazy),
+    unmount(topmost(mountpoint)?, lazy)
+}
+
+/// Unmounts this mount, wherever it is now; fine if it is gone. Tries `umount2(2)`, then `fusermount3`.
+pub fn unmount(mount: Identity, lazy: bool) -> io::Result<()> {
+    patiently(|| match end(mount, How::Direct, detaching(lazy)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => end(mount, How::Fusermount(None), detaching(lazy)),
         other => other,
+    })
+}
+
+fn topmost(path: &Path) -> io::Result<Identity> {
+    let found = Table::read()?.top(path).map(|row| row.identity);
+    found.ok_or_else(|| about(path, "cannot unmount", io::Error::from_raw_os_error(libc::EINVAL)))
+}
+
+fn detaching(lazy: bool) -> UnmountFlags {
+    if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() }
+}
+
+/// By which means a mount is ended.
+#[derive(Clone, Copy, Debug)]
+enum How<'a> {
+    /// `umount2(2)`.
+    Direct,
+    /// This program, or `fusermount3` from the search path. It follows no link, either, and ends nothing but FUSE mounts of its caller.
+    Fusermount(Option<&'a Path>),
+}
+
+/// How often a mount is looked for whose path leads elsewhere as soon as it has been read: somebody moves directories above it all the time.
+const LOOKED_FOR: u32 = 2000;
+/// How often one is seen below another before that is believed, for the same reason: the table is not read at one moment.
+const BELIEVED: u32 = 10;
+
+/// Ends a mount by what it is: its path is read anew each time, and only what is found there and is this mount is unmounted.
+fn end(mount: Identity, how: How<'_>, flags: UnmountFlags) -> io::Result<()> {
+    let (mut hidden, mut last) = (0, None);
+    for _ in 0..LOOKED_FOR {
+        let table = Table::read()?;
+        let Some(row) = table.find(mount) else { return Ok(()) };
+        let busy = |why: String| about(&row.path, &why, io::Error::from_raw_os_error(libc::EBUSY));
+        match table.seen(row) {
+            Seen::Yes => {}
+            Seen::Covered => return Err(busy("cannot unmount: something else is mounted on top of it:".to_owned())),
+            Seen::Hidden(_) if hidden < BELIEVED => {
+                hidden += 1;
+                continue;
+            }
+            Seen::Hidden(by) => return Err(busy(format!("cannot unmount: it is hidden below what is mounted at {}:", by.display()))),
+        }
+        let ended = match how {
+            How::Direct => end_at(&row.path, mount.id, flags),
+            How::Fusermount(program) => match fusermount::unmount(&row.path, program, flags.contains(UnmountFlags::DETACH)) {
+                // Somebody else was faster, or it was moved meanwhile.
+                Err(_) if Table::read()?.find(mount).is_none_or(|now| now.path != row.path) => Ok(false),
+                other => other.map(|()| true),
+            },
+        };
+        match ended {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // Not there any more, or a link by now.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => last = Some(error),
+            // Somebody else was faster.
+            Err(_) if Table::read()?.find(mount).is_none() => return Ok(()),
+            Err(error) => return Err(about(&row.path, "cannot unmount", error)),
+        }
+    }
+    let why = last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EBUSY));
+    Err(about(Path::new("a mount"), "cannot reach, because directories above it are moved all the time,", why))
+}
+
+/// Unmounts this mount if it is what is seen at the path, in which no link is followed; false, and nothing is done, if something else is.
+/// The path may lead through mounts of this process, and what the kernel passes on last is written to it: so it is done apart.
+fn end_at(path: &Path, id: u64, flags: UnmountFlags) -> io::Result<bool> {
+    apart(|| {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return Err(io::Error::from_raw_os_error(libc::EBUSY)) };
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut here = rustix::fs::open("/", directory, Mode::empty())?;
+        for part in above.components().skip(1) {
+            here = rustix::fs::openat(&here, part.as_os_str(), directory, Mode::empty())?;
+        }
+        // From here on the name means the mount as long as that is there: the kernel lets nobody move or replace the directory of a mount.
+        let is_there = || {
+            let stat = rustix::fs::statx(
+                &here,
+                name,
+                AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC,
+                StatxFlags::empty(),
+            )?;
+            Ok::<bool, io::Error>(stat.stx_mnt_id == id)
+        };
+        if !is_there()? {
+            return Ok(false);
+        }
+        rustix::process::fchdir(&here)?;
+        let ended = rustix::mount::unmount(name, flags | UnmountFlags::NOFOLLOW);
+        if flags.contains(UnmountFlags::EXPIRE) && ended == Err(Errno::AGAIN) {
+            // Takes the mark away again.
+            return is_there();
+        }
+        Ok(ended.map(|()| true)?)
     })
 }
 
@@ -276,11 +436,6 @@ fn patiently(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         }
     }
     unmount()
-}
-
-fn unmount_direct(path: &Path, lazy: bool) -> io::Result<()> {
-    let flags = UnmountFlags::NOFOLLOW | if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    rustix::mount::unmount(path, flags).map_err(|error| about(path, "cannot unmount", error.into()))
 }
 
 fn c_string(bytes: Vec<u8>) -> io::Result<CString> {

@@ -14,7 +14,7 @@ mod uring;
 mod workers;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::backing::Backing;
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::handler::{Handler, Offer, Settings};
-use crate::mount::{Device, Mounted, mount};
+use crate::mount::{Device, Identity, Mounted};
 use crate::notify::Notifier;
 use crate::request::Form;
 use negotiate::Agreement;
@@ -121,10 +121,9 @@ impl Session {
         }
     }
 
-    /// Mounts anew at the same place and uses the device.
+    /// Mounts anew at the same place, or at none again, and uses the device.
     fn start_again(mounted: &Mounted, handler: &Arc<dyn Handler>, options: SessionOptions, reason: &io::Error) -> io::Result<Session> {
-        mounted.unmount(true)?;
-        let device = mount(mounted.path(), mounted.options())?;
+        let device = mounted.again()?;
         let options = SessionOptions { transport: TransportChoice::Device, ..options };
         let mut session = Session::start(device, Arc::clone(handler), options)?;
         session.fallback = Some(reason.to_string());
@@ -209,13 +208,36 @@ impl Session {
         self.mounted.as_ref().is_none_or(Mounted::present)
     }
 
-    /// Takes what is mounted topmost at `mountpoint` (a path without links) for the session's mount from now on. For owners that show another mount of the same
-    /// connection there (a subdirectory, a clone with other attributes) and have taken the first one away.
+    /// Where it is mounted, as [`Device::mountpoint`] says.
+    pub fn mountpoint(&self) -> Option<&std::path::Path> {
+        self.mounted.as_ref().map(Mounted::path)
+    }
+
+    /// The mount, where it is at no place ([`crate::mount_detached`]).
+    pub fn detached(&self) -> Option<BorrowedFd<'_>> {
+        self.mounted.as_ref().and_then(Mounted::detached)
+    }
+
+    /// This mount at `mountpoint`, a path without links, is the session's from now on. For owners that have shown a mount there that was at no place,
+    /// or another one of the same connection (a subdirectory, a clone with other attributes); the first one goes.
+    pub fn relocated(&mut self, mountpoint: std::path::PathBuf, identity: Identity) {
+        if let Some(mounted) = &mut self.mounted {
+            mounted.relocate(mountpoint, identity);
+        }
+    }
+
+    /// Whether somebody uses our mount, or something is mounted on it, so that it could not be unmounted now. False where that cannot be asked without
+    /// trying (an ordinary user's mount).
     ///
     /// # Errors
-    /// Where the mount point or the table of mounts cannot be read.
-    pub fn relocated(&mut self, mountpoint: std::path::PathBuf) -> io::Result<()> {
-        self.mounted.as_mut().map_or(Ok(()), |mounted| mounted.relocate(mountpoint))
+    /// Where the mount cannot be reached.
+    pub fn in_use(&self) -> io::Result<bool> {
+        self.mounted.as_ref().map_or(Ok(false), Mounted::in_use)
+    }
+
+    /// Which mount is ours, where that is known.
+    pub fn identity(&self) -> Option<Identity> {
+        self.mounted.as_ref().and_then(Mounted::identity)
     }
 
     /// Unmounts; fine if that has been done. Not lazy: EBUSY while in use. Lazy: gone from the tree at once, served until its last user
@@ -328,9 +350,10 @@ fn prepare_rings(
 /// Never one thread: a request that waits for another would wait for ever.
 fn start_device_threads(shared: &Arc<Shared>) -> io::Result<()> {
     let threads = match shared.options.threads {
-        0 => std::thread::available_parallelism().map_or(2, usize::from).min(8) + 1,
-        chosen => (chosen as usize).max(2),
-    };
+        0 => shared.few(std::thread::available_parallelism().map_or(2, |cpus| cpus.get().min(8) as i32) + 1),
+        chosen => chosen.min(1 << 16) as i32,
+    }
+    .max(2);
     for _ in 0..threads {
         if let Err(error) = device::spawn(shared) {
             shared.stop();

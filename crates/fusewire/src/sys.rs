@@ -35,6 +35,12 @@ pub(crate) fn clone_device(fuse: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
+/// How many descriptors the process may have.
+pub(crate) fn descriptor_limit() -> i32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.and_then(|limit| i32::try_from(limit).ok()).unwrap_or(i32::MAX)
+}
+
 /// The request argument has another type in each C library.
 fn ioctl(number: u32) -> libc::Ioctl {
     number as libc::Ioctl
@@ -52,6 +58,24 @@ pub(crate) fn pin_to_cpu(cpu: usize) -> io::Result<()> {
     }
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).map_err(io::Error::from)
+}
+
+/// Gives the calling thread a table of descriptors and a working directory of its own. Of descriptors only the standard ones are in it, and lead
+/// nowhere; the process keeps all of its. To be called first thing in a thread that opens what it needs itself.
+pub(crate) fn leave_descriptors_to_others() -> io::Result<()> {
+    // SAFETY: from here on this thread shares no table with others, so what it closes below stays open for them.
+    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES | rustix::thread::UnshareFlags::FS) }?;
+    // SAFETY: closes the copies in this thread's own table; by contract the thread owns no descriptor yet.
+    let closed = unsafe { libc::syscall(libc::SYS_close_range, 0 as libc::c_uint, libc::c_uint::MAX, 0 as libc::c_uint) };
+    if closed < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // The lowest free numbers are 0, 1 and 2, in this order; they are the thread's until it ends.
+    for _ in 0..3 {
+        let null = rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty())?;
+        let _kept = std::os::fd::IntoRawFd::into_raw_fd(null);
+    }
+    Ok(())
 }
 
 /// How a thread shares its CPU.

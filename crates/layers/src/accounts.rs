@@ -1,7 +1,10 @@
 //! What the layers ask the system about users, groups and processes, as traits: the real answers come from `nacre_sys`, tests give
 //! their own.
 
-use std::io;
+use std::{
+    io,
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 /// A user as the system's databases know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,32 @@ pub trait Accounts: Send + Sync {
     /// # Errors
     /// Where the database cannot answer.
     fn groups_of(&self, uid: u32) -> io::Result<Vec<u32>>;
+}
+
+/// A machine on which everybody exists, each with a number of their own: for looking at how rules are written before anybody is looked up.
+#[derive(Debug, Default)]
+pub(crate) struct Everybody(AtomicU32);
+
+impl Everybody {
+    /// From the upper end, where no ids are in use.
+    fn another(&self) -> u32 {
+        u32::MAX - 1 - self.0.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Accounts for Everybody {
+    fn user(&self, _name: &str) -> io::Result<Option<User>> {
+        let id = self.another();
+        Ok(Some(User { uid: id, gid: id }))
+    }
+
+    fn group(&self, _name: &str) -> io::Result<Option<u32>> {
+        Ok(Some(self.another()))
+    }
+
+    fn groups_of(&self, _uid: u32) -> io::Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
 }
 
 /// What is known of running processes.

@@ -29,6 +29,7 @@ pub mod saved;
 mod start;
 
 pub use charge_rule::{Rule, Storage};
+pub(crate) use make_room::check_globs;
 pub use options::{CageError, CageOptions, CageReport, DirReport, Dropped, ROTATED, RecountReport, UserReport, WhenFull, Writes};
 
 use crate::context::Context;

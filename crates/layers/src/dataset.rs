@@ -11,6 +11,7 @@ mod control;
 mod file;
 mod gathering;
 mod numbers;
+mod promises;
 #[cfg(test)]
 pub(crate) mod tests;
 mod translate;
@@ -73,7 +74,7 @@ impl Dataset {
     /// EIO where the pool cannot read it.
     pub fn open(pool: &Arc<Pool>, id: u64) -> Result<Dataset> {
         let files = pool.dataset(id).map_err(|error| errno(error.into()))?;
-        let control = Arc::new(Control::new(Arc::clone(pool), id));
+        let control = Arc::new(Control::new(Arc::clone(pool), id, files.files().folding().insensitive));
         Ok(Dataset::over(pool, Volume::new(files, None, 0), Some(control)))
     }
 
@@ -371,6 +372,10 @@ impl Layer for Dataset {
         // Nodes are the files themselves: there is nothing to learn.
     }
 
+    fn hold(&self, _directory: &Node, _gone: bool) {
+        // They need no names either.
+    }
+
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
         match (self.place(node)?, &self.control) {
             (Place::File(placed), _) => {
@@ -545,12 +550,6 @@ impl Layer for Dataset {
 
     fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         match (self.place(node)?, &self.control) {
-            (Place::File(placed), Some(control)) if from == 0 && placed.inode.number() == self.head.files.files().root().number() => {
-                // Positions of names begin above this one.
-                let visible = !placed.volume.is_past() && self.head.files.behaviour().snapdir == Shown::Visible;
-                let told = !visible || control.list_itself(&self.head.now(), attributes, sink)?;
-                if told { self.list(placed, from, attributes, sink) } else { Ok(()) }
-            }
             (Place::File(placed), _) => self.list(placed, from, attributes, sink),
             (Place::Control, Some(control)) => control.list(&self.head.now(), from, attributes, sink),
             (Place::Snapshots, Some(control)) => control.list_snapshots(from, attributes, &|volume| self.root_of(volume), sink),
@@ -674,8 +673,21 @@ impl Dataset {
         if from == 0 && !placed.volume.is_past() && !self.is_quiet() {
             files.touch(&placed.inode);
         }
-        let mut outcome = Ok(());
-        let visited = files.visit(&placed.inode, from, attributes, sink.room(attributes), &mut |seen| {
+        let span = placed.volume.ends.enter(from, || files.next_sequence());
+        let (mut outcome, mut some) = (Ok(()), false);
+        if from == 0
+            && placed.inode.number() == volume::ROOT
+            && !placed.volume.is_past()
+            && let Some(control) = self.control.as_ref().filter(|_| self.head.files.behaviour().snapdir == Shown::Visible)
+        {
+            some = true;
+            // Names have higher numbers than the root.
+            if !control.list_itself(&self.head.now(), span.after(volume::ROOT), attributes, sink)? {
+                return Ok(());
+            }
+        }
+        let visited = files.visit(&placed.inode, (span.behind, span.end), attributes, sink.room(attributes), &mut |seen| {
+            some = true;
             let name = match Name::new(seen.name) {
                 Ok(name) => name,
                 Err(error) => {
@@ -688,9 +700,12 @@ impl Dataset {
                 attr: attr(self.head.files.id(), ino, row),
                 node: Node::new(Arc::new(Listed::new(&placed.volume, seen.number))),
             });
-            sink.push(DirEntry { name, ino, kind: Some(translate::kind_of_type(seen.file_type)), next: seen.sequence, entry })
+            sink.push(DirEntry { name, ino, kind: Some(translate::kind_of_type(seen.file_type)), next: span.after(seen.sequence), entry })
         });
         visited.map_err(errno)?;
+        if !some {
+            placed.volume.ends.ended(&span);
+        }
         outcome
     }
 }

@@ -197,7 +197,7 @@ impl Family {
         let Ok(Some((parent, name))) = self.name_of(on) else { return };
         let parent = self.file_id(parent);
         if let Some(changes) = &*self.changes.lock()
-            && changes.send(Invalidation::Entry { parent, name: name.into_boxed_slice() }).is_err()
+            && changes.send(Invalidation::Forget { parent, name: name.into_boxed_slice() }).is_err()
         {
             tracing::debug!("the door is gone");
         }
@@ -305,6 +305,10 @@ impl Numbered for Family {
         let owner = if upper == 0 { Some((Arc::clone(&self.first), 0)) } else { self.uppers.read().owner(upper) };
         let numbered = owner.as_ref().and_then(|(member, inner)| Some((member.layer.numbered()?, *inner)));
         numbered.map_or(0, |(numbered, inner)| numbered.generation(join(inner, lower)))
+    }
+
+    fn folds(&self, directory: &Node) -> bool {
+        kin(directory).ok().and_then(|kin| Some(kin.member.layer.numbered()?.folds(&kin.node))).unwrap_or(false)
     }
 
     fn forgotten(&self, number: u64) {

@@ -12,6 +12,7 @@
 mod ahead;
 mod change;
 mod create;
+mod detached_mount;
 mod directories;
 mod file;
 mod listing;
@@ -20,6 +21,7 @@ mod locks;
 mod mounts;
 mod node;
 mod open;
+mod quiet;
 mod remove;
 mod stat;
 #[cfg(test)]
@@ -64,6 +66,8 @@ pub struct HostOptions {
     pub forward_odirect: Option<u32>,
     /// Forward the ioctls for file flags, extended flags and inode versions.
     pub ioctl: bool,
+    /// Leave the source's access times alone, where the mounter may.
+    pub noatime: bool,
     /// Show block devices as regular files of the device's size, with its content.
     pub block_devices: bool,
     /// The tree that it is shown in, of the company that it may hear with.
@@ -86,6 +90,7 @@ impl From<&HostSpec> for HostOptions {
             symlink_deletion: spec.symlink_deletion,
             forward_odirect: spec.forward_odirect.filter(|&align| align > 0),
             ioctl: spec.ioctl,
+            noatime: spec.noatime,
             block_devices: false,
             tree: None,
         }
@@ -117,6 +122,7 @@ struct Shared {
     listings: listing::Listings,
     locks: Arc<locks::LockTables>,
     watch: watch::Watch,
+    quiet: quiet::QuietMounts,
     /// Held while a directory learns a new parent, so that two of them cannot become each other's.
     adopting: Mutex<()>,
 }
@@ -130,8 +136,8 @@ impl Host {
         Host::with_budget(options, Directories::default_budget())
     }
 
-    /// The same, keeping at most `budget` descriptors of directories.
-    fn with_budget(options: HostOptions, budget: usize) -> io::Result<Host> {
+    /// The same, keeping at most so many descriptors of directories, where the process may hold so many for long.
+    fn with_budget(options: HostOptions, budget: (usize, usize)) -> io::Result<Host> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = match rustix::fs::open(&options.source, flags | OFlags::RDONLY, Mode::empty()) {
             // A directory that may be passed through, but not listed.
@@ -155,9 +161,10 @@ impl Host {
             directories: Directories::new(root, &statx, budget),
             remote,
             acls,
-            listings: listing::Listings::default(),
+            listings: listing::Listings::new(),
             locks: Arc::default(),
             watch,
+            quiet: quiet::QuietMounts::default(),
             adopting: Mutex::default(),
         };
         Ok(Host { shared: Arc::new(shared) })
@@ -171,6 +178,7 @@ impl Host {
     pub fn beside(&self, directory: &Path) -> io::Result<Node> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH;
         let opened = rustix::fs::open(directory, flags, Mode::empty())?;
+        self.shared.attend();
         let number = |error: Errno| io::Error::from_raw_os_error(error.raw());
         let statx = stat::of_file(opened.as_fd()).map_err(number)?;
         let root = stat::of_file(self.shared.directories.root()).map_err(number)?;
@@ -205,6 +213,7 @@ impl Shared {
     fn enter(&self, node: &Node) -> Result<(Arc<HostNode>, Arc<directories::Held>)> {
         let node = hosted(node)?;
         self.own_ids()?;
+        self.attend();
         let held = self.directories.get(&node)?;
         Ok((node, held))
     }
@@ -225,7 +234,9 @@ impl Shared {
     fn open_directory(&self, node: &Arc<HostNode>) -> Result<OwnedFd> {
         let held = self.directories.get(node)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno) {
+        let quiet = self.options.noatime.then(|| rustix::fs::openat(held.fd(), ".", flags | OFlags::NOATIME, Mode::empty()));
+        // That takes its owner or root.
+        match quiet.and_then(Result::ok).map_or_else(|| rustix::fs::openat(held.fd(), ".", flags, Mode::empty()).map_err(errno), Ok) {
             // The name "." takes the right to search, the directory itself only the right to read.
             Err(Errno::EACCES) => open::reopen(held.fd(), flags),
             other => other,
@@ -259,6 +270,15 @@ impl Layer for Host {
         if let (Some(known), Some(fresh)) = (known.get::<HostNode>(), fresh.get::<HostNode>()) {
             let _one_at_a_time = (known.kind() == Kind::Directory).then(|| self.shared.adopting.lock());
             known.adopt(fresh);
+        }
+    }
+
+    fn hold(&self, directory: &Node, gone: bool) {
+        let Ok(node) = hosted(directory) else { return };
+        if gone {
+            self.shared.directories.keep_for_good(&node);
+        } else if let Err(error) = self.shared.directories.get(&node) {
+            tracing::debug!(%error, "a directory that goes cannot be held");
         }
     }
 
@@ -333,6 +353,7 @@ impl Layer for Host {
 
     fn readdir(&self, _caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         self.shared.own_ids()?;
+        self.shared.attend();
         self.shared.readdir(&hosted(node)?, from, attributes, sink)
     }
 
@@ -397,6 +418,10 @@ impl Layer for Host {
         watch::start(&self.shared, channel);
     }
 
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.shared.rest(known)
+    }
+
     fn has_acls(&self) -> bool {
         self.shared.acls
     }
@@ -431,6 +456,9 @@ impl Layer for Host {
         }
         if options.ioctl {
             text = text.with("ioctl", "true");
+        }
+        if options.noatime {
+            text = text.with("noatime", "true");
         }
         if options.block_devices {
             text = text.with("block-devices", "true");

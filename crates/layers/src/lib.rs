@@ -9,6 +9,7 @@ pub mod cage;
 pub mod clock;
 pub mod context;
 pub mod dataset;
+mod ends;
 #[cfg(test)]
 mod fakes;
 pub mod family;

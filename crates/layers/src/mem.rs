@@ -190,6 +190,10 @@ impl Layer for Mem {
         // Nodes are the files themselves: there is nothing to learn.
     }
 
+    fn hold(&self, _directory: &Node, _gone: bool) {
+        // They need no names either.
+    }
+
     fn getattr(&self, _caller: &Caller, node: &Node, _file: Option<&dyn OpenFile>) -> Result<Attr> {
         Ok(self.inode(node)?.attr())
     }

@@ -353,5 +353,5 @@ impl Layer for OverrideStat {
         Description::new("override-stat").with("attribute", attribute).over(self.below.describe())
     }
 
-    nacre_vfs::forward_layer! { id path adopt access readlink unlink rmdir rename open fsyncdir statfs syncfs ioctl coherence watch judges_callers numbered collect }
+    nacre_vfs::forward_layer! { id path adopt hold access readlink unlink rmdir rename open fsyncdir statfs syncfs ioctl coherence watch rest judges_callers numbered collect }
 }

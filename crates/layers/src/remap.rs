@@ -26,10 +26,13 @@ use nacre_vfs::{
     AllocateMode, Attr, Caller, Coherence, Creation, Description, Errno, Filter, Kind, Name, Op, OpenFile, OpenFlags, Opened, Result,
     SetAttr,
 };
-use rules::{Creator, KindRules};
+use owner::{Ids, NOBODY};
+use rules::KindRules;
 use std::{any::Any, sync::Arc};
 
 const PERMISSIONS: u32 = 0o777;
+const SET_USER_ID: u32 = 0o4000;
+const SET_GROUP_ID: u32 = 0o2000;
 
 /// The filter.
 #[derive(Debug)]
@@ -60,11 +63,11 @@ impl Rules {
         }
         attr.uid = match rules.force_user {
             Some(user) => user,
-            None => self.owners.users.shown(attr.uid)?,
+            None => self.owners.users.shown(attr.uid).unwrap_or(NOBODY),
         };
         attr.gid = match rules.force_group {
             Some(group) => group,
-            None => self.owners.groups.shown(attr.gid)?,
+            None => self.owners.groups.shown(attr.gid).unwrap_or(NOBODY),
         };
         // Before the callers are told apart: the type of a file must not depend on who asks.
         if let (Kind::Block, Some(devices)) = (attr.kind, &self.block_devices) {
@@ -121,21 +124,24 @@ impl Rules {
         guarded && !mirror.members.contain(caller)
     }
 
-    /// Whom a new object shall belong to below.
-    fn owner_of_new(&self, caller: &mut Caller, kind: Kind) -> Result<()> {
-        let rules = self.kinds.get(kind);
-        let uid = match (rules.create_for_user, &self.creator) {
-            (Some(user), _) => user,
-            (None, Creator::Mounter(uid, _)) => *uid,
-            (None, Creator::Caller) => self.owners.users.stored(caller.uid)?,
+    /// Whom a new object shall belong to below. What its creator cannot own there is the mounter's, as in bindfs, but without set-id bits: its creator has it
+    /// open for writing.
+    fn owner_of_new(&self, caller: &mut Caller, creation: &mut Creation) {
+        let rules = self.kinds.get(creation.kind);
+        let (user, group) = if self.callers_own {
+            (self.owners.users.stored(caller.uid).ok(), self.owners.groups.stored(caller.gid).ok())
+        } else {
+            (Some(self.mounter.0), Some(self.mounter.1))
         };
-        let gid = match (rules.create_for_group, &self.creator) {
-            (Some(group), _) => group,
-            (None, Creator::Mounter(_, gid)) => *gid,
-            (None, Creator::Caller) => self.owners.groups.stored(caller.gid)?,
-        };
-        (caller.uid, caller.gid) = (uid, gid);
-        Ok(())
+        let (user, group) = (rules.create_for_user.or(user), rules.create_for_group.or(group));
+        if user.is_none() {
+            creation.mode &= !SET_USER_ID;
+        }
+        // A directory only passes its group on.
+        if group.is_none() && creation.kind != Kind::Directory {
+            creation.mode &= !SET_GROUP_ID;
+        }
+        (caller.uid, caller.gid) = (user.unwrap_or(self.mounter.0), group.unwrap_or(self.mounter.1));
     }
 }
 
@@ -166,7 +172,8 @@ impl Filter for Remap {
             caller.umask = 0;
         }
         creation.group = rules.kinds.get(creation.kind).create_for_group;
-        rules.owner_of_new(caller, creation.kind)
+        rules.owner_of_new(caller, creation);
+        Ok(())
     }
 
     fn change_down(&self, _caller: &Caller, change: &mut SetAttr, before: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
@@ -203,7 +210,9 @@ impl Filter for Remap {
 
     fn xattr_up(&self, name: &[u8], value: &mut [u8], attr: &mut dyn FnMut() -> Result<Attr>) -> Result<()> {
         let rules = self.rules.load();
-        acl::translate(value, |id| rules.owners.users.shown(id), |id| rules.owners.groups.shown(id))?;
+        // An ACL that names nobody would be refused by the kernel as broken.
+        let named = |ids: &Ids, id| ids.shown(id).ok_or(Errno::EOVERFLOW);
+        acl::translate(value, |id| named(&rules.owners.users, id), |id| named(&rules.owners.groups, id))?;
         if name == acl::ACCESS && rules.rewrites_modes {
             let below = attr()?;
             acl::rewrite(value, |mode| rules.shown_mode(rules.kinds.get(below.kind), &below, mode))?;

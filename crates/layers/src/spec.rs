@@ -211,6 +211,8 @@ settings! {
         /// Forward the ioctls whose argument is a plain value, with the mounter's rights: `FS_IOC_GETFLAGS`, `SETFLAGS`, `FSGETXATTR`,
         /// `FSSETXATTR` and `GETVERSION`. All others are ENOTTY.
         "ioctl" => ioctl: bool,
+        /// Leave the source's access times alone, where the mounter may (root, and owners of files).
+        "noatime" => noatime: bool,
         /// As a branch of a union: a directory outside the source on the same mount, for copies that are being made and the like.
         "work" => work: Option<PathBuf>,
         /// A directory below the source that does not exist in it; may be given several times.
@@ -232,6 +234,8 @@ settings! {
         "option" => option: Vec<String>,
         /// Who else may change the branches that are plain directories.
         "coherence" => coherence: HostCoherence,
+        /// Leave their access times alone.
+        "noatime" => noatime: bool,
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     mem::Mem,
     override_stat::{self, Attribute, OverrideStat},
     readonly::Readonly,
-    remap::{Remap, Rules},
+    remap::{Remap, Rules, RulesError},
     shift::{Ranges, Shift},
     spec::{
         CageSpec, HostSpec, LayerSpec, OverrideAttribute, OverrideStatSpec, RemapSpec, ShiftSpec, SpecError, StackSpec, Symlinks,
@@ -31,11 +31,15 @@ pub use union::BranchError;
 
 /// Why a stack cannot be built or changed: what failed, on what, why, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BuildError(String);
+pub struct BuildError {
+    what: String,
+    /// The error behind it, where there is one.
+    pub reason: Option<Errno>,
+}
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.what)
     }
 }
 
@@ -43,7 +47,20 @@ impl Error for BuildError {}
 
 impl From<SpecError> for BuildError {
     fn from(error: SpecError) -> BuildError {
-        BuildError(error.to_string())
+        BuildError::from(error.to_string())
+    }
+}
+
+impl From<String> for BuildError {
+    fn from(what: String) -> BuildError {
+        BuildError { what, reason: None }
+    }
+}
+
+impl From<Box<dyn Error>> for BuildError {
+    fn from(error: Box<dyn Error>) -> BuildError {
+        let denied = error.downcast_ref::<RulesError>().is_some_and(|error| error.denied);
+        BuildError { what: error.to_string(), reason: denied.then_some(Errno::EPERM) }
     }
 }
 
@@ -76,8 +93,11 @@ enum Handle {
 }
 
 /// Names the layer in front of what is wrong with it.
-fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl fmt::Display>) -> Result<T, BuildError> {
-    result.map_err(|why| BuildError(format!("layer {} ({}): {why}", place + 1, layer.name())))
+fn within<T>(place: usize, layer: &LayerSpec, result: Result<T, impl Into<BuildError>>) -> Result<T, BuildError> {
+    result.map_err(|why| {
+        let BuildError { what, reason } = why.into();
+        BuildError { what: format!("layer {} ({}): {what}", place + 1, layer.name()), reason }
+    })
 }
 
 /// Builds a stack.
@@ -107,27 +127,48 @@ fn build_in(spec: &StackSpec, context: &Context, tree: Option<&Tree>) -> Result<
             (LayerSpec::Mem(_), None) => (Arc::new(Mem::new()) as Arc<dyn Layer>, Handle::Fixed),
             (LayerSpec::Union(union), None) => {
                 let served = within(place, layer, union::open(union, context, &mut warnings))?;
-                (Arc::clone(&served.union) as Arc<dyn Layer>, Handle::Union(served))
+                (served.union.layer(), Handle::Union(served))
             }
             (LayerSpec::Cage(cage), Some(below)) => within(place, layer, put_cage(cage, below, spec, context))?,
             (filter, Some(below)) => within(place, layer, put(filter, below, context, &mut warnings))?,
-            (filter, None) => return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory")),
+            (filter, None) => {
+                return within(place, filter, Err("it needs a layer below; begin the stack with host:/some/directory".to_owned()));
+            }
         };
         handles.push(handle);
         top = Some(built);
     }
     match top {
         Some(layer) => Ok(Stack { layer, warnings, work, handles, spec: Mutex::new(spec.clone()) }),
-        None => Err(BuildError("the stack is empty; begin it with a leaf such as host:/some/directory".to_owned())),
+        None => Err("the stack is empty; begin it with a leaf such as host:/some/directory".to_owned().into()),
     }
 }
 
+/// Whether each layer's settings are written as they have to be. Nothing is opened and nobody is looked up: what is wrong here is wrong on
+/// every machine.
+///
+/// # Errors
+/// The first that is not understood, with its layer.
+pub fn check_settings(spec: &StackSpec) -> Result<(), BuildError> {
+    spec.layers.iter().enumerate().try_for_each(|(place, layer)| {
+        let checked: Result<(), Box<dyn Error>> = match layer {
+            LayerSpec::Remap(remap) => Rules::check(remap).map_err(Into::into),
+            LayerSpec::Throttle(throttle) => rates(throttle).map(drop).map_err(Into::into),
+            LayerSpec::Shift(spec) => shift(spec).map(drop).map_err(Into::into),
+            LayerSpec::Cage(cage) => cage.check().map_err(Into::into),
+            _ => Ok(()),
+        };
+        within(place, layer, checked)
+    })
+}
+
 /// Opens a directory, and its work directory where it has one.
-fn open_host(host: &HostSpec, spec: &StackSpec, tree: Option<&Tree>) -> Result<(Arc<dyn Layer>, Option<Node>), String> {
+fn open_host(host: &HostSpec, spec: &StackSpec, tree: Option<&Tree>) -> Result<(Arc<dyn Layer>, Option<Node>), BuildError> {
     let block_devices = spec.layers.iter().any(shows_devices);
     let options = HostOptions { block_devices, tree: tree.cloned(), ..HostOptions::from(host) };
-    let opened = Host::open(options).map_err(|error| {
-        format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display())
+    let opened = Host::open(options).map_err(|error| BuildError {
+        what: format!("cannot open the source {}: {error}; name a directory that exists and that you may read", host.source.display()),
+        reason: error.raw_os_error().map(Errno::from_raw),
     })?;
     let work = host.work.as_ref().map(|directory| {
         opened.beside(directory).map_err(|error| match error.raw_os_error() {
@@ -217,7 +258,12 @@ fn put_cage(
             return Err("a cage cannot lie over symlinks=resolve: what is stored behind a link would be known by two identities".into());
         }
         Some(LayerSpec::Host(host)) => (host.source.to_string_lossy().into_owned(), storage_of(&host.source)?),
-        Some(LayerSpec::Union(_)) => ("union".to_owned(), Storage::Plain),
+        Some(LayerSpec::Union(union)) => {
+            if union.options().is_ok_and(|options| options.link_cow || options.symlinkify.is_some()) {
+                return Err("a cage cannot lie over link-cow or symlinkify: a file would be known by an identity for each name".into());
+            }
+            ("union".to_owned(), Storage::Plain)
+        }
         _ => ("mem".to_owned(), Storage::Plain),
     };
     let cage = Cage::new(below, cage.options(context, name, storage)?, context)?;
@@ -265,7 +311,7 @@ impl Stack {
         let mut present = self.spec.lock();
         let names = |spec: &StackSpec| spec.layers.iter().map(LayerSpec::name).collect::<Vec<_>>();
         if names(&present) != names(spec) {
-            return Err(BuildError("layers cannot be added, removed or moved while mounted; unmount and mount again".to_owned()));
+            return Err("layers cannot be added, removed or moved while mounted; unmount and mount again".to_owned().into());
         }
         let (mut warnings, mut changes) = (Vec::new(), Vec::new());
         let layers = self.handles.iter().zip(present.layers.iter().zip(&spec.layers)).enumerate();
@@ -276,7 +322,7 @@ impl Stack {
             match change {
                 Change::Remap(remap, rules) => remap.replace(*rules),
                 Change::Throttle(throttle, rates) => throttle.replace(rates),
-                Change::Cage(cage, limits) => cage.resize(limits).map_err(|error| BuildError(error.to_string()))?,
+                Change::Cage(cage, limits) => cage.resize(limits).map_err(|error| BuildError::from(error.to_string()))?,
             }
         }
         *present = spec.clone();

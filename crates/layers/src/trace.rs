@@ -107,6 +107,10 @@ impl Layer for Trace {
         self.below.adopt(known, fresh);
     }
 
+    fn hold(&self, directory: &Node, gone: bool) {
+        self.below.hold(directory, gone);
+    }
+
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         self.log.run(Question, "getattr", Some(caller), &nameless, || self.below.getattr(caller, node, file))
     }
@@ -224,6 +228,10 @@ impl Layer for Trace {
 
     fn watch(&self, channel: Sender<Invalidation>) {
         self.below.watch(channel);
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.below.rest(known)
     }
 
     fn has_acls(&self) -> bool {

@@ -13,9 +13,12 @@ mod simulator;
 mod tests;
 
 pub use file::FileDevice;
+#[cfg(test)]
+pub(crate) use simulator::Random;
 pub use simulator::Simulator;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::PoolError;
@@ -74,6 +77,16 @@ pub trait Device: Send + Sync {
     /// Whether it takes what [`Self::discard`] tells, as far as is known: one that cannot shows it when it is told first.
     fn can_discard(&self) -> bool {
         true
+    }
+
+    /// Where it can still be read, if it was deleted: it has no name any more, and is gone with whoever has it open.
+    fn deleted(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// Whether others than root could have written what is on it, or could put something else at its path.
+    fn is_anybodys(&self) -> bool {
+        false
     }
 
     /// Tells that a range will be read soon.

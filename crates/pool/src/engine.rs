@@ -108,6 +108,14 @@ pub trait Storage: Frames {
         Hashing::default()
     }
 
+    /// File systems in which names are the same though their bytes differ are about to be made: from now on who does not know of them keeps away.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn allow_folding(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
+
     /// A step of what keeps the store in order: cleaning about so many bytes, giving freed slots back to their devices.
     ///
     /// # Errors
@@ -273,14 +281,15 @@ impl Pool {
     /// # Errors
     /// Those of the store.
     pub fn create(ground: Ground, name: &str) -> Result<Self, PoolError> {
-        Self::create_owned(ground, name, (0, 0))
+        Self::create_owned(ground, name, (0, 0), &[])
     }
 
-    /// As [`Self::create`], for a user and a group: root directories belong to them, as after [`Self::belongs_to`].
+    /// As [`Self::create`], for a user and a group: root directories belong to them, as after [`Self::belongs_to`]. And the pool's own file system has these
+    /// properties, as users write them.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn create_owned(mut ground: Ground, name: &str, owner: (u32, u32)) -> Result<Self, PoolError> {
+    pub fn create_owned(mut ground: Ground, name: &str, owner: (u32, u32), properties: &[(String, String)]) -> Result<Self, PoolError> {
         let open = Txg(1);
         let (area, guid) = (ground.log.take(), ground.guid);
         let pool = Self::over(ground, open, None);
@@ -297,7 +306,7 @@ impl Pool {
         if let Some(area) = area {
             pool.start_log(log::Ring::new(area, guid, log::Start::default())?);
         }
-        pool.create_root(name)?;
+        pool.create_root(name, properties)?;
         Ok(pool)
     }
 

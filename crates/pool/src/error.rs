@@ -55,6 +55,22 @@ pub enum PoolError {
     },
     /// A structure outside frames (label, root record, row) is damaged.
     Format(Damage),
+    /// The newest states of the pool are damaged: their root records cannot be read in any copy.
+    Lost {
+        /// How many records there were at least.
+        states: u64,
+        /// The last txg before them.
+        txg: Txg,
+    },
+    /// A device has become so much shorter that something of the pool is missing.
+    Short {
+        /// The device, by its path.
+        device: String,
+        /// Its length, bytes.
+        length: u64,
+        /// The length that it had, bytes.
+        wanted: u64,
+    },
     /// No room that the caller may use is left.
     NoSpace,
     /// A quota is in the way: of the dataset with this number, an ancestor or the one that was asked.
@@ -95,6 +111,12 @@ impl fmt::Display for PoolError {
             Self::Device { device, doing, source } => write!(f, "{doing} {device}: {source}"),
             Self::Frame { pointer, damage } => write!(f, "frame {pointer}: {damage}"),
             Self::Format(damage) => damage.fmt(f),
+            Self::Lost { states, txg } => write!(
+                f,
+                "every copy of the newest {} is damaged, which no power cut does: what was written after transaction group {txg} cannot be found",
+                if *states == 1 { "root record".to_owned() } else { format!("{states} root records") }
+            ),
+            Self::Short { device, length, wanted } => write!(f, "{device}: has become shorter: {length} of {wanted} bytes are there"),
             Self::NoSpace => f.write_str("the pool is full"),
             Self::Quota { .. } => f.write_str("disk quota exceeded"),
             Self::CountLimit { what, .. } => write!(f, "{what} limit exceeded"),

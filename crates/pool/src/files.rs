@@ -34,7 +34,7 @@ mod xattrs;
 pub use admission::{AccessTimes, Admission, Admit, Rules, Unlimited};
 pub use content::{SeekTo, WriteOutcome};
 pub use durable::Durable;
-pub use inodes::{AttributeChange, Inode, TimeChange};
+pub use inodes::{AttributeChange, ChangedTime, Inode, TimeChange};
 pub use listing::{Listed, Seen};
 pub use names::{Making, MayReplace, NewInode, ParentView};
 pub use orphans::Swept;
@@ -59,7 +59,7 @@ use crate::frames::{Frames, NewFrame, Packing};
 use crate::log::{Change, Ticket};
 use crate::pointer::{ChecksumKind, Pointer, Txg};
 use crate::rows::keys::Hashing;
-use crate::rows::{Head, OwnerKind, Timestamp, keys};
+use crate::rows::{Folding, Head, OwnerKind, Timestamp, keys};
 
 /// Why an operation on files was refused or failed. The layer above has one error number for each.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub enum FileError {
     NotPermitted,
     /// A name of more than 255 bytes, or a target that is too long.
     NameTooLong,
+    /// A new name that is not UTF-8, where names have to be.
+    NotUtf8,
     /// No further name for this file can be counted.
     TooManyLinks,
     /// A file cannot be that large.
@@ -117,6 +119,7 @@ impl fmt::Display for FileError {
             Self::Invalid => "not possible",
             Self::NotPermitted => "not permitted",
             Self::NameTooLong => "the name is too long",
+            Self::NotUtf8 => "the name is not UTF-8",
             Self::TooManyLinks => "too many names",
             Self::TooLarge => "too large",
             Self::NoData => "no such data",
@@ -229,6 +232,8 @@ pub struct Files<T> {
     waiting: Mutex<HashMap<(OwnerKind, u32), u64>>,
     /// When a file lost its last name.
     lost_name: Mutex<Option<std::time::Instant>>,
+    /// Held by whoever is short of room, over the commits that may make some. The first of all locks.
+    short: Mutex<()>,
     rules: RwLock<Rules>,
     admission: Arc<dyn Admission>,
     stop: stopping::Stop,
@@ -251,6 +256,7 @@ pub struct Files<T> {
 struct Numbers {
     seed: u64,
     hashing: Hashing,
+    folding: Folding,
     root: u64,
     next: AtomicU64,
     objects: AtomicU64,
@@ -307,18 +313,19 @@ fn hint(read: Absent) {
 const WARMED_MOST: usize = 16;
 
 impl<T: Table> Files<T> {
-    /// An empty file system in an empty table: how names are hashed, and the seed of that; a root directory of this user and group, with mode 755.
+    /// An empty file system in an empty table: how names are hashed, which are the same, and the seed; a root directory of this user and group, with mode 755.
     ///
     /// # Errors
     /// [`PoolError`] of the table.
     pub fn format(
         ground: Ground,
         table: T,
-        (hashing, seed): (Hashing, u64),
+        (hashing, folding, seed): (Hashing, Folding, u64),
         (uid, gid): (u32, u32),
     ) -> std::result::Result<Self, PoolError> {
         const ROOT: u64 = 1;
-        let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, objects: 1 };
+        let hashing = if folding.is_exact() { hashing } else { Hashing::Near };
+        let head = Head { next: ROOT + 1, root: ROOT, seed, hashing, folding, objects: 1 };
         let files = Self::over(ground, table, head);
         let mut batch = Batch::default();
         let mut root = crate::rows::Inode::new(crate::rows::FileType::Directory, 0o755, (files.clock)());
@@ -356,6 +363,7 @@ impl<T: Table> Files<T> {
             numbers: Numbers {
                 seed: head.seed,
                 hashing: head.hashing,
+                folding: head.folding,
                 root: head.root,
                 next: AtomicU64::new(head.next),
                 objects: AtomicU64::new(head.objects),
@@ -367,6 +375,7 @@ impl<T: Table> Files<T> {
             uses: Mutex::default(),
             waiting: Mutex::default(),
             lost_name: Mutex::default(),
+            short: Mutex::default(),
             rules: RwLock::default(),
             admission,
             replaying: AtomicBool::new(false),
@@ -386,6 +395,12 @@ impl<T: Table> Files<T> {
     #[must_use]
     pub fn root(&self) -> Arc<Inode> {
         self.known.get(self.numbers.root)
+    }
+
+    /// Which names are the same.
+    #[must_use]
+    pub fn folding(&self) -> Folding {
+        self.numbers.folding
     }
 
     /// How many inodes there are.

@@ -6,6 +6,7 @@
 //! Invariants:
 //! - A label is written in two rounds with a sync between them, so one good copy is always there.
 //! - A root record is written to a place of the ring that the 95 roots before it do not use, and only after all it names is durable.
+//! - Where the newest record is guarded, every place of the rings can be read in one copy at least, whenever power fails: a place that cannot is damage.
 
 mod identity;
 mod root;
@@ -82,12 +83,24 @@ pub fn write_identity(device: &dyn Device, identity: &Identity) -> Result<(), Po
     Ok(())
 }
 
-/// Writes a root record to a device's four labels; not synced.
+/// The records at the places of a ring.
+type Ring = Vec<Option<Vec<u8>>>;
+
+/// Which of a device's labels are written: a sync lies between the first round and the second, and between the second and the next record's first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// Labels 0 and 2.
+    First,
+    /// Labels 1 and 3.
+    Second,
+}
+
+/// Writes a root record to two of a device's four labels; not synced.
 ///
 /// # Errors
 /// [`PoolError::Device`].
-pub fn write_root(device: &dyn Device, generation: u64, record: &[u8]) -> Result<(), PoolError> {
-    for place in places(device.length()) {
+pub fn write_root(device: &dyn Device, generation: u64, record: &[u8], round: Round) -> Result<(), PoolError> {
+    for place in places(device.length()).into_iter().skip(usize::from(round == Round::Second)).step_by(2) {
         device.write_at(record, place + ring_at(generation)).map_err(|error| failed(device, "writing the label of", error))?;
     }
     Ok(())
@@ -102,22 +115,71 @@ pub fn mend_identity(device: &dyn Device, identity: &Identity) -> Result<u64, Po
     mend(device, IDENTITY_AT, &right, |block| Identity::decode(block).is_ok_and(|found| found == *identity))
 }
 
-/// The same for the root record of a generation, on the devices that have roots: the first whole copy tells how it should be. Where there is none, there is
-/// nothing to be done; the next commit writes another root. Answers how many for each device.
-///
-/// # Errors
-/// As [`mend_identity`].
-pub fn mend_root(devices: &[std::sync::Arc<dyn Device>], pool: u64, generation: u64) -> Result<Vec<u64>, PoolError> {
-    let at = ring_at(generation);
-    let copies = devices.iter().flat_map(|device| places(device.length()).into_iter().map(move |place| (device, place)));
-    let whole = copies.into_iter().find_map(|(device, place)| {
+/// Makes the rings of the devices that have roots whole: the newest record goes to its own place wherever it is not, and to every other place that holds no
+/// record of this pool. So much is durable when it returns. Where there is no record at all, there is nothing to be done. Answers how many were written for each
+/// device, or why they could not be.
+pub fn mend_rings(devices: &[std::sync::Arc<dyn Device>], pool: u64) -> Vec<Result<u64, PoolError>> {
+    let none = || vec![None; RING as usize];
+    let rings = |device: &dyn Device| {
+        let rings = places(device.length()).into_iter().map(|place| (place, ring(device, place).unwrap_or_else(|_| none())));
+        rings.collect::<Vec<_>>()
+    };
+    let found: Vec<_> = devices.iter().map(|device| rings(&**device)).collect();
+    let generation = |record: &[u8]| Root::decode(record).ok().filter(|root| root.pool == pool).map(|root| root.generation);
+    let records = found.iter().flatten().flat_map(|(_, records)| records.iter().flatten());
+    let newest = records.filter_map(|record| Some((generation(record)?, record))).max_by_key(|(generation, _)| *generation);
+    let Some((newest, right)) = newest else { return devices.iter().map(|_| Ok(0)).collect() };
+    let is_right = |at: usize, record: &Option<Vec<u8>>| match record {
+        Some(record) if at as u64 == newest % RING => record == right,
+        Some(record) => generation(record).is_some(),
+        None => false,
+    };
+    let mend = |(device, rings): (&std::sync::Arc<dyn Device>, &Vec<(u64, Ring)>)| {
+        let mut mended = 0;
+        // One label after the other, so that a crash between them leaves the others.
+        for (place, records) in rings {
+            let wrong: Vec<usize> = records.iter().enumerate().filter(|(at, record)| !is_right(*at, record)).map(|(at, _)| at).collect();
+            for run in wrong.chunk_by(|at, next| at + 1 == *next) {
+                let offset = place + ring_at(run.first().map_or(0, |at| *at as u64));
+                device.write_at(&right.repeat(run.len()), offset).map_err(|error| failed(&**device, "writing the label of", error))?;
+            }
+            if !wrong.is_empty() {
+                device.sync().map_err(|error| failed(&**device, "syncing", error))?;
+                mended += wrong.len() as u64;
+            }
+        }
+        Ok(mended)
+    };
+    devices.iter().zip(&found).map(mend).collect()
+}
+
+/// How many states that came after this root are lost: their records cannot be read in any copy, which power that fails does not do to guarded rings.
+#[must_use]
+pub fn lost(devices: &[std::sync::Arc<dyn Device>], newest: &Root) -> u64 {
+    let is_there = |generation: u64| {
+        let mut copies = devices.iter().flat_map(|device| places(device.length()).into_iter().map(move |place| (device, place)));
+        copies.any(|(device, place)| {
+            let mut record = vec![0; root::LENGTH];
+            let read = device.read_at(&mut record, place + ring_at(generation));
+            read.is_ok() && Root::decode(&record).is_ok_and(|root| root.pool == newest.pool)
+        })
+    };
+    if newest.guarded { (1..RING).take_while(|after| !is_there(newest.generation + after)).count() as u64 } else { 0 }
+}
+
+/// The records of a label's ring, each as far as the device gives it.
+fn ring(device: &dyn Device, place: u64) -> std::io::Result<Ring> {
+    let mut ring = vec![0; root::LENGTH * RING as usize];
+    let Err(error) = device.read_at(&mut ring, place + RING_AT) else {
+        return Ok(ring.chunks(root::LENGTH).map(|record| Some(record.to_vec())).collect());
+    };
+    // A sector that cannot be read is not to cost the others.
+    let one = |at| {
         let mut record = vec![0; root::LENGTH];
-        device.read_at(&mut record, place + at).ok()?;
-        Root::decode(&record).ok().filter(|root| root.pool == pool && root.generation == generation)?;
-        Some(record)
-    });
-    let Some(right) = whole else { return Ok(vec![0; devices.len()]) };
-    devices.iter().map(|device| mend(&**device, at, &right, |record| record == right)).collect()
+        device.read_at(&mut record, place + ring_at(at)).is_ok().then_some(record)
+    };
+    let records: Ring = (0..RING).map(one).collect();
+    if records.iter().all(Option::is_none) { Err(error) } else { Ok(records) }
 }
 
 /// Writes what is right to this place of each label where it is not. One after the other, so that a crash between them leaves the others.
@@ -146,14 +208,16 @@ pub fn roots(device: &dyn Device, pool: u64) -> Result<Vec<Root>, PoolError> {
     let mut found = std::collections::BTreeMap::new();
     let (mut failure, mut read) = (None, false);
     for place in places(device.length()) {
-        let mut ring = vec![0; root::LENGTH * RING as usize];
-        if let Err(error) = device.read_at(&mut ring, place + RING_AT) {
-            failure = Some(failed(device, "reading the label of", error));
-            continue;
-        }
+        let records = match ring(device, place) {
+            Ok(records) => records,
+            Err(error) => {
+                failure = Some(failed(device, "reading the label of", error));
+                continue;
+            }
+        };
         read = true;
-        for record in ring.chunks(root::LENGTH) {
-            if let Ok(root) = Root::decode(record)
+        for record in records.into_iter().flatten() {
+            if let Ok(root) = Root::decode(&record)
                 && root.pool == pool
             {
                 found.entry(root.generation).or_insert(root);

@@ -7,6 +7,9 @@
 //!  size       10G, 1.5T; 1.21M
 //!  effective  the value over a chain of ancestors, with its source; what the engine needs of it
 //!  owner      userquota@NAME and the like
+//!  near       the properties that a mistyped name may have meant
+//!  features   feature@NAME of pools
+//!  spelling   which names are the same: fixed when a dataset is made
 //! ```
 //!
 //! Invariants: what the catalog stores is canonical: parsing it gives it back; a value that is refused says what would be accepted; a property
@@ -16,8 +19,11 @@ use std::fmt;
 
 pub mod chain;
 pub mod effective;
+pub mod features;
+mod near;
 pub mod owner;
 pub mod size;
+pub mod spelling;
 mod table;
 mod value;
 
@@ -66,6 +72,8 @@ pub enum Kind {
     Path,
     /// A text of at most so many bytes.
     Text(usize),
+    /// Names of files between commas, at most so many bytes.
+    Words(usize),
     /// A number from one to another.
     Number(u64, u64),
     /// Known, not served: why, and the values that ask for nothing and are accepted.
@@ -147,6 +155,10 @@ pub enum PropertyError {
     UserTooLong(String),
     /// An owner's property whose owner or value is none.
     BadOwner(String),
+    /// Names are normalized, and would not have to be UTF-8.
+    Normalized,
+    /// What a clone was to have else than its snapshot.
+    NotOfClones(&'static str),
     /// Snapshots have no properties but those of users.
     NotOfSnapshots,
 }
@@ -171,12 +183,29 @@ impl fmt::Display for PropertyError {
             Self::NotInherited(name) => write!(f, "'{name}' property cannot be inherited"),
             Self::UserTooLong(name) => write!(f, "property name or value is too long: '{name}'"),
             Self::BadOwner(name) => write!(f, "invalid user or group in '{name}'"),
+            Self::Normalized => f.write_str("'utf8only' must be 'on' where 'normalization' is not 'none'"),
+            Self::NotOfClones(name) => write!(f, "'{name}' of a clone is that of its snapshot"),
             Self::NotOfSnapshots => f.write_str("this property can not be modified for snapshots"),
         }
     }
 }
 
 impl std::error::Error for PropertyError {}
+
+impl PropertyError {
+    /// What to do next, where that can be said: the names of the table that are near to an unknown one, what sizes look like. May be empty.
+    #[must_use]
+    pub fn next(&self, table: &[Definition]) -> String {
+        match self {
+            Self::Unknown(name) => match &near::near(name, table)[..] {
+                [] => String::new(),
+                names => format!("did you mean {}?", names.join(", ")),
+            },
+            Self::BadSuffix(_) => size::FORM.to_owned(),
+            _ => String::new(),
+        }
+    }
+}
 
 /// A property by the name that a user gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -193,7 +222,7 @@ pub enum Property {
     Feature(String),
 }
 
-/// The dataset property of this name: of the table, by its short name too, a user's, an owner's.
+/// The dataset property of this name: of the table, by its short name and the head of its column too, a user's, an owner's.
 ///
 /// # Errors
 /// [`PropertyError::Unknown`]; a user property that is too long.
@@ -222,7 +251,7 @@ pub fn pool_property(name: &str) -> Result<Property, PropertyError> {
     if let Some(found) = find(POOL_PROPERTIES, name) {
         return Ok(Property::Known(found));
     }
-    if let Some(feature) = name.strip_prefix("feature@").filter(|rest| !rest.is_empty()) {
+    if let Some(feature) = name.strip_prefix("feature@").filter(|rest| features::is_known(rest)) {
         return Ok(Property::Feature(feature.to_owned()));
     }
     if is_user_property(name) && name.len() < USER_NAME_MOST {
@@ -232,7 +261,9 @@ pub fn pool_property(name: &str) -> Result<Property, PropertyError> {
 }
 
 fn find(table: &'static [Definition], name: &str) -> Option<&'static Definition> {
-    table.iter().find(|definition| definition.name == name || definition.short == Some(name))
+    let is_meant = |definition: &&Definition| definition.name == name || definition.short == Some(name);
+    // As in ZFS the head of its column means it too, in letters of either case.
+    table.iter().find(is_meant).or_else(|| table.iter().find(|definition| definition.column.eq_ignore_ascii_case(name)))
 }
 
 /// Whether this is the name of a user property: lower-case letters, digits and `- _ . :`, with a colon.
@@ -254,7 +285,7 @@ impl Property {
             Self::User(_) => Ok(text.to_owned()),
             Self::Owner(owner) => owner.parse_value(text),
             Self::WrittenSince(_) => Err(PropertyError::ReadOnly("written@")),
-            Self::Feature(name) => Err(PropertyError::Unknown(format!("feature@{name}"))),
+            Self::Feature(name) => features::parse(name, text),
         }
     }
 

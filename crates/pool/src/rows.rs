@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  kind  row         key after the kind byte       value
-//!  0x01  head        -                             Head: next number, root inode, hash seed
+//!  0x01  head        -                             Head: next number, root inode, hash seed, which names are the same
 //!  0x02  inode       inode                         Inode: attributes
 //!  0x03  entry       directory, sequence           Entry: inode, type, name; the order of listings
 //!  0x04  name        directory, hash, sequence     NameTarget: inode, type; the way of look-ups
@@ -20,6 +20,7 @@
 
 pub mod entry;
 pub mod extent;
+pub mod folding;
 pub mod head;
 pub mod inode;
 pub mod keys;
@@ -29,6 +30,7 @@ pub mod xattr;
 
 pub use entry::{Entry, FileType, NameTarget};
 pub use extent::Extent;
+pub use folding::Folding;
 pub use head::Head;
 pub use inode::{Inode, NameHint, Timestamp};
 pub use keys::{Key, OwnerKind};

@@ -22,6 +22,7 @@ mod streaming;
 mod tests;
 mod trim;
 mod watch;
+mod workers;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,9 +38,9 @@ pub use log_area::LogArea;
 pub use open::{Access, Import, MINIMUM_DEVICE, NewPool};
 pub use scrub::{Checked, SegmentInfo};
 pub use space::{Claim, Space, Traffic};
-pub(crate) use streaming::roam;
 pub use trim::Told;
 pub use watch::Damaged;
+pub(crate) use workers::{processors, roam};
 
 use crate::checksum;
 use crate::device::{Device, failed};

@@ -127,6 +127,46 @@ fn plant(imported: &Imported) {
     }
 }
 
+/// File systems in which names are the same though their bytes differ.
+fn plant_folded(imported: &Imported) {
+    let pool = &imported.pool;
+    let root = pool.root().unwrap();
+    let rules =
+        [("insensitive", "none"), ("insensitive", "formC"), ("sensitive", "formD"), ("insensitive", "formKC"), ("sensitive", "formKD")];
+    for (at, (case, form)) in rules.into_iter().enumerate() {
+        let properties = [("casesensitivity", case), ("normalization", form)].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let new = NewDataset { properties: properties.to_vec(), ..NewDataset::named(root, &format!("folded {at}")) };
+        let id = pool.create_dataset(&new).unwrap();
+        let dataset = pool.dataset(id).unwrap();
+        fill(&dataset, 1000 + at as u64);
+        let top = dataset.files().root();
+        for name in ["Upper", "\u{c9}t\u{e9} 17.TXT", "e\u{301}", "\u{fb01}n \u{b2}", "\u{3a3}\u{3c2}", "\u{10400}", "\u{ac00}"] {
+            if dataset.files().look_up(&top, name.as_bytes()).is_err() {
+                make(&dataset, &top, name, FileType::Regular, None);
+            }
+        }
+        pool.snapshot(&[(id, "one".to_owned())]).unwrap();
+        change(&dataset, 2000 + at as u64);
+    }
+    pool.commit().unwrap();
+}
+
+/// Every name is found as it is listed, and by another case where that is the same.
+fn finds_all(imported: &Imported) {
+    for (id, _) in pools::gentle::datasets(imported) {
+        let dataset = imported.pool.dataset(id).unwrap();
+        let (files, root) = (dataset.files(), dataset.files().root());
+        for listed in files.list(&root, 0, false, usize::MAX).unwrap() {
+            assert_eq!(files.look_up(&root, &listed.name).unwrap().0.number(), listed.number);
+            // Of the ligature, two letters are the upper case.
+            let other = String::from_utf8(listed.name).unwrap().replace('\u{fb01}', "").to_uppercase();
+            if files.folding().insensitive && !other.starts_with("N ") {
+                assert_eq!(files.look_up(&root, other.as_bytes()).unwrap().0.number(), listed.number, "{other}");
+            }
+        }
+    }
+}
+
 /// What is in a pool, a line for each file.
 fn manifest(imported: &Imported) -> String {
     let mut text = String::new();
@@ -166,13 +206,16 @@ fn is_there(name: &str) -> bool {
 /// Makes the fixtures of the present format.
 fn write_fixtures() {
     // By an even seed metadata is stored twice.
-    for (name, seed) in [("v1-exported", 7), ("v1-twice", 8), ("v1-near", 10)] {
+    for (name, seed) in [("v1-exported", 7), ("v1-twice", 8), ("v1-near", 10), ("v1-folded", 12)] {
         if is_there(name) {
             continue;
         }
         let disk = Arc::new(Simulator::new("disk", LENGTH));
         let imported = create(&[Arc::clone(&disk)], seed);
         plant(&imported);
+        if name == "v1-folded" {
+            plant_folded(&imported);
+        }
         let told = manifest(&imported);
         imported.store.close(true, 5).unwrap();
         drop(imported);
@@ -219,6 +262,7 @@ fn pools_of_all_versions_open_and_hold_what_they_held() {
         let imported = open(&[Arc::clone(&disk)], 1, Access::ReadWrite).unwrap();
         assert_eq!(manifest(&imported), told, "{what}");
         check(&imported);
+        finds_all(&imported);
         // It is a pool like any other: goes on, and is there again.
         let id = imported.pool.root().unwrap();
         make(&imported.pool.dataset(id).unwrap(), &imported.pool.dataset(id).unwrap().files().root(), "later", FileType::Regular, None);
@@ -230,5 +274,5 @@ fn pools_of_all_versions_open_and_hold_what_they_held() {
         let now = manifest(&imported);
         assert!(told.lines().all(|line| now.contains(line)), "{what}");
     }
-    assert!(found >= 4, "the fixtures are missing");
+    assert!(found >= 5, "the fixtures are missing");
 }

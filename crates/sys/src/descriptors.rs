@@ -1,11 +1,67 @@
-//! All descriptors of the process at once.
+//! All descriptors of the process at once, and the working directory.
 //!
 //! Called before another program is started that must not hold what this one was given, and by a thread that must hold nothing of its
-//! process. Invariant: nothing is closed that the rest of the process uses.
+//! process. Also what is held of them for long, counted for the whole process by those who hold it (state: the two counts), so that calls that
+//! need a descriptor for their own time find one. Invariant: nothing is closed that the rest of the process uses.
 
 use crate::check;
-use rustix::fs::{Mode, OFlags};
-use std::{io, os::fd::IntoRawFd};
+use rustix::{
+    fs::{Mode, OFlags},
+    process::{Resource, getrlimit},
+    thread::UnshareFlags,
+};
+use std::{
+    io,
+    os::fd::{AsRawFd, IntoRawFd, OwnedFd},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+/// The least and the most that is left to the process itself (standard ones, signals, sockets, watches, sources, the kernel's device), and to
+/// calls of a moment.
+const RESERVE: [u64; 2] = [48, 384];
+
+/// Open files of the source: those of users, and those that are kept for the next open.
+pub static FILES: Count = Count(AtomicUsize::new(0));
+/// Directories of the source that are kept open.
+pub static DIRECTORIES: Count = Count(AtomicUsize::new(0));
+
+/// How many descriptors of one purpose the process holds.
+pub struct Count(AtomicUsize);
+
+impl Count {
+    /// One more, until the answer is dropped.
+    pub fn one(&'static self) -> Counted {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Counted(self)
+    }
+
+    /// How many there are.
+    pub fn held(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One descriptor that counts.
+pub struct Counted(&'static Count);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many descriptors may be held for long, by what the process may have now.
+pub fn room() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let [least, most] = RESERVE;
+    let reserve = (limit / 4).saturating_add(32).clamp(least, most);
+    usize::try_from(limit.saturating_sub(reserve).max(limit / 4)).unwrap_or(usize::MAX)
+}
+
+/// How many are held for long.
+pub fn held() -> usize {
+    FILES.held() + DIRECTORIES.held()
+}
 
 /// `CLOSE_RANGE_CLOEXEC` (linux/close_range.h).
 const CLOEXEC: libc::c_uint = 1 << 2;
@@ -21,15 +77,39 @@ pub fn close_on_exec_from(first: u32) -> io::Result<()> {
 
 /// Gives the calling thread a table of descriptors of its own, in which only the standard ones are and lead nowhere; the process keeps all of
 /// its. To be called first thing in a thread that then opens what it needs itself. (Copies of the standard ones would keep a pipe open whose
-/// other end waits for this process to let go of it.)
+/// other end waits for this process to let go of it.) It has a working directory of its own as well, so that it may go to what it works on.
 ///
 /// # Errors
 /// ENOMEM; ENOSYS before Linux 5.9; what opening `/dev/null` says.
 pub fn leave_all_to_others() -> io::Result<()> {
-    // SAFETY: from here on this thread shares no table with others, so what it closes below stays open for them.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FILES) }?;
+    unshare_tables()?;
+    close_from_to(0, libc::c_uint::MAX)?;
+    lead_standard_ones_nowhere()
+}
+
+/// The same, but for one descriptor, which is none of the standard ones. It is another copy, with the same number: whoever hands it over keeps his.
+///
+/// # Errors
+/// As [`leave_all_to_others`].
+pub fn leave_all_but(kept: &OwnedFd) -> io::Result<()> {
+    let kept = kept.as_raw_fd().unsigned_abs();
+    unshare_tables()?;
+    close_from_to(0, kept.saturating_sub(1))?;
+    close_from_to(kept.saturating_add(1), libc::c_uint::MAX)?;
+    lead_standard_ones_nowhere()
+}
+
+fn unshare_tables() -> io::Result<()> {
+    // SAFETY: from here on this thread shares no table with others, so what the callers close stays open for them.
+    Ok(unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FILES | UnshareFlags::FS) }?)
+}
+
+fn close_from_to(first: libc::c_uint, last: libc::c_uint) -> io::Result<()> {
     // SAFETY: closes the copies in this thread's own table; by contract the thread owns no descriptor yet.
-    check(unsafe { libc::syscall(libc::SYS_close_range, 0 as libc::c_uint, libc::c_uint::MAX, 0 as libc::c_uint) })?;
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0 as libc::c_uint) }).map(drop)
+}
+
+fn lead_standard_ones_nowhere() -> io::Result<()> {
     // The lowest free numbers are 0, 1 and 2, in this order; they are the thread's until it ends.
     for _ in 0..3 {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty())?;
@@ -45,15 +125,18 @@ mod tests {
 
     #[test]
     fn a_thread_without_descriptors_leaves_those_of_others_open() {
+        let before = std::env::current_dir().unwrap();
         let file = std::fs::File::open("/proc/self/status").unwrap();
         let number = std::os::fd::AsRawFd::as_raw_fd(&file);
         let inside = std::thread::spawn(move || {
             leave_all_to_others().unwrap();
+            rustix::process::chdir("/proc").unwrap();
             let standard = [0, 1, 2].map(|number| std::fs::read_link(format!("/proc/thread-self/fd/{number}")).unwrap());
             assert!(standard.iter().all(|target| target == std::path::Path::new("/dev/null")), "{standard:?}");
             std::path::Path::new(&format!("/proc/thread-self/fd/{number}")).exists()
         });
         assert!(!inside.join().unwrap());
+        assert_eq!(std::env::current_dir().unwrap(), before);
         assert!(std::io::read_to_string(file).unwrap().contains("Name:"));
     }
 

@@ -74,6 +74,39 @@ pub fn mark_file_system(group: BorrowedFd<'_>, file: BorrowedFd<'_>, mask: Mask)
     check(unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, file.as_raw_fd(), std::ptr::null()) }.into()).map(drop)
 }
 
+/// Reports `mask` for one file or directory: for a directory also what happens to names in it, where `mask` has that. `path` is followed to
+/// what it names (`/proc/self/fd/N`). The mark keeps the inode in memory.
+///
+/// # Errors
+/// ENOTDIR where `mask` asks for names of what is not a directory; ENOSPC at the user's limit of marks; EXDEV, ENODEV, EOPNOTSUPP, EPERM.
+pub fn mark_inode(group: BorrowedFd<'_>, path: &str, mask: Mask) -> io::Result<()> {
+    let path = std::ffi::CString::new(path)?;
+    // SAFETY: the path lives during the call.
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_ADD, mask, libc::AT_FDCWD, path.as_ptr()) }.into()).map(drop)
+}
+
+/// Removes all marks on file systems. What has been reported stays to be read.
+///
+/// # Errors
+/// None that a group could cause.
+pub fn unmark_file_systems(group: BorrowedFd<'_>) -> io::Result<()> {
+    flush(group, libc::FAN_MARK_FILESYSTEM)
+}
+
+/// Removes all marks on single files and directories.
+///
+/// # Errors
+/// None that a group could cause.
+pub fn unmark_inodes(group: BorrowedFd<'_>) -> io::Result<()> {
+    flush(group, libc::FAN_MARK_INODE)
+}
+
+fn flush(group: BorrowedFd<'_>, kind: libc::c_uint) -> io::Result<()> {
+    // SAFETY: nothing is looked at but the flags.
+    check(unsafe { libc::fanotify_mark(group.as_raw_fd(), libc::FAN_MARK_FLUSH | kind, 0, libc::AT_FDCWD, std::ptr::null()) }.into())
+        .map(drop)
+}
+
 /// Takes what is done through open files of one mount out of the reports: `mask` is no longer reported for files that were opened through
 /// the mount of `file` (not an `O_PATH` descriptor), while the same done to the same file through any other mount still is. Ends with
 /// the mount. Only content events (`MODIFY`, `CLOSE_WRITE`) know the mount that they came through.

@@ -5,10 +5,17 @@ use crate::{check, owned};
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
 /// The largest handle that the kernel makes, bytes (`MAX_HANDLE_SZ`).
 pub const HANDLE_MAX: usize = 128;
+
+/// struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
+type Raw = [u32; 2 + HANDLE_MAX / 4];
+
+/// The pauses while a new file is being made, microseconds: 2 s in all. Making one waits for the journal, on a busy disk for long.
+const PAUSES: [u64; 12] = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 512_000, 1_024_000];
 
 /// A handle as the kernel writes it: type and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,10 +29,9 @@ pub struct Handle<'a> {
 /// Opens the file of a handle with `flags` (`O_PATH` and the like). `mount` is any open file (not `O_PATH`) of the file system.
 ///
 /// # Errors
-/// ESTALE where the file is gone; EPERM without `CAP_DAC_READ_SEARCH`.
+/// ESTALE where the file is gone; EPERM without `CAP_DAC_READ_SEARCH`; ENOMEM.
 pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
-    // struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
-    let mut raw = [0_u32; 2 + HANDLE_MAX / 4];
+    let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     let length = handle.bytes.len();
     if length > HANDLE_MAX {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -39,8 +45,25 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
         }
         *word = u32::from_ne_bytes(bytes);
     }
-    // SAFETY: the structure is complete, aligned to 4 as file_handle is, and lives during the call.
-    let fd = check(unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), raw.as_ptr(), flags | libc::O_CLOEXEC) })?;
+    open_raw(mount, &raw, flags)
+}
+
+/// ext4 says ENOMEM instead of ESTALE of a file that is gone while its number is being given to a new one: whoever took that for a lack of
+/// memory would know nothing of the file. So it is asked again for as long as making a file takes.
+fn open_raw(mount: BorrowedFd<'_>, raw: &Raw, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let attempt = || {
+        // SAFETY: the structure is complete, aligned to 4 as file_handle is, and lives during the call.
+        check(unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), raw.as_ptr(), flags | libc::O_CLOEXEC) })
+    };
+    let mut opened = attempt();
+    for pause in PAUSES {
+        if !opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOMEM)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(pause));
+        opened = attempt();
+    }
+    let fd = opened?;
     // SAFETY: the kernel has just made this descriptor for us.
     unsafe { owned(fd) }
 }
@@ -52,8 +75,12 @@ pub fn open(mount: BorrowedFd<'_>, handle: Handle<'_>, flags: libc::c_int) -> io
 /// As `open(2)`; EOPNOTSUPP or EOVERFLOW where the file system makes no handles that lead back; ESTALE; EPERM without
 /// `CAP_DAC_READ_SEARCH`.
 pub fn open_through(mount: BorrowedFd<'_>, file: BorrowedFd<'_>, flags: libc::c_int) -> io::Result<OwnedFd> {
-    // struct file_handle: handle_bytes u32, handle_type i32, then the bytes.
-    let mut raw = [0_u32; 2 + HANDLE_MAX / 4];
+    open_raw(mount, &of_file(file)?, flags)
+}
+
+/// The handle of an open file.
+fn of_file(file: BorrowedFd<'_>) -> io::Result<Raw> {
+    let mut raw: Raw = [0; 2 + HANDLE_MAX / 4];
     raw[0] = u32::try_from(HANDLE_MAX).unwrap_or_default();
     let mut mount_id: libc::c_int = 0;
     // SAFETY: the structure has room for the bytes that it announces, is aligned to 4 as file_handle is, and lives during the call; so
@@ -61,10 +88,7 @@ pub fn open_through(mount: BorrowedFd<'_>, file: BorrowedFd<'_>, flags: libc::c_
     check(unsafe {
         libc::syscall(libc::SYS_name_to_handle_at, file.as_raw_fd(), c"".as_ptr(), raw.as_mut_ptr(), &raw mut mount_id, libc::AT_EMPTY_PATH)
     })?;
-    // SAFETY: the kernel has just completed the structure, which lives during the call.
-    let fd = check(unsafe { libc::syscall(libc::SYS_open_by_handle_at, mount.as_raw_fd(), raw.as_ptr(), flags | libc::O_CLOEXEC) })?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    unsafe { owned(fd) }
+    Ok(raw)
 }
 
 #[cfg(test)]
@@ -75,6 +99,11 @@ mod tests {
         fs::File,
         io::{ErrorKind, Read, Write},
         os::fd::AsFd,
+        sync::{
+            Mutex,
+            atomic::{AtomicBool, AtomicU64, Ordering},
+        },
+        time::Instant,
     };
 
     #[test]
@@ -91,5 +120,63 @@ mod tests {
             // Not as an ordinary user, and not on every file system.
             Err(error) => assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported), "{error}"),
         }
+    }
+    /// Numbers of files that are gone are given to new ones all the time: that is taken for a lack of memory only where making a file takes
+    /// longer than anybody waits for it.
+    #[test]
+    fn a_file_that_is_gone_is_no_lack_of_memory() {
+        let place = std::env::temp_dir();
+        let mount = File::open(&place).unwrap();
+        let make = |name: &str| {
+            let path = place.join(format!("nacre-handles.{}.{name}", std::process::id()));
+            let raw = of_file(File::create(&path).unwrap().as_fd());
+            std::fs::remove_file(path).unwrap();
+            raw
+        };
+        if let Err(error) = make("probe").and_then(|raw| open_raw(mount.as_fd(), &raw, libc::O_PATH)).map(drop)
+            && error.raw_os_error() != Some(libc::ESTALE)
+        {
+            // Not as an ordinary user, and not on every file system.
+            assert!(matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported), "{error}");
+            return;
+        }
+        let done = AtomicBool::new(false);
+        let (gone, longest) = (Mutex::new(make("first").unwrap()), AtomicU64::new(0));
+        let patience = PAUSES.iter().sum::<u64>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    let raw = make("next").unwrap();
+                    longest.fetch_max(start.elapsed().as_micros().try_into().unwrap(), Ordering::Relaxed);
+                    *gone.lock().unwrap() = raw;
+                }
+            });
+            let mut ask = || {
+                let mut lacking = 0;
+                for _ in 0..100_000 {
+                    let raw = *gone.lock().unwrap();
+                    match open_raw(mount.as_fd(), &raw, libc::O_PATH).map_err(|error| error.raw_os_error()) {
+                        Ok(_) | Err(Some(libc::ESTALE)) => {}
+                        Err(error) => {
+                            assert_eq!(error, Some(libc::ENOMEM));
+                            lacking += 1;
+                        }
+                    }
+                }
+                // Whoever still makes that file has it counted as soon as it is made.
+                let start = Instant::now();
+                while lacking > 0 && longest.load(Ordering::Relaxed) < patience {
+                    assert!(
+                        start.elapsed() < Duration::from_secs(60),
+                        "{lacking} times a lack of memory, with {longest:?} us to make a file"
+                    );
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            };
+            let asked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut ask));
+            done.store(true, Ordering::Relaxed);
+            asked.unwrap();
+        });
     }
 }

@@ -16,12 +16,25 @@ const F_SETSIG: libc::c_int = 10;
 /// EINVAL where the file system knows no leases or the file is no regular one, EACCES where it belongs to somebody else and `CAP_LEASE` is
 /// missing.
 pub fn is_used_by_others(file: BorrowedFd<'_>) -> io::Result<bool> {
+    is_refused(file, libc::F_WRLCK)
+}
+
+/// Whether anybody has the file open for writing, or a mapping of it that was made with such an open file; `file` is open for reading alone.
+/// A read lease is only granted where that is not so, and given back at once.
+///
+/// # Errors
+/// As [`is_used_by_others`].
+pub fn is_open_for_writing(file: BorrowedFd<'_>) -> io::Result<bool> {
+    is_refused(file, libc::F_RDLCK)
+}
+
+fn is_refused(file: BorrowedFd<'_>, lease: libc::c_int) -> io::Result<bool> {
     let fd = file.as_raw_fd();
     // Whoever opens the file in the moment in which we hold the lease makes the kernel send us a signal: one that is ignored unless asked for.
     // SAFETY: a command of integers on a descriptor that is borrowed, so open.
     check(i64::from(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) }))?;
     // SAFETY: as above.
-    let taken = check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) }));
+    let taken = check(i64::from(unsafe { libc::fcntl(fd, libc::F_SETLEASE, lease) }));
     match taken {
         Ok(_) => {
             // SAFETY: as above.
@@ -46,11 +59,17 @@ mod tests {
         assert!(!is_used_by_others(file.as_fd()).unwrap());
         let other = File::open(&path).unwrap();
         assert!(is_used_by_others(file.as_fd()).unwrap());
+        assert!(!is_open_for_writing(file.as_fd()).unwrap());
         drop(other);
         assert!(!is_used_by_others(file.as_fd()).unwrap());
-        let writer = File::options().write(true).open(&path).unwrap();
+        let writer = File::options().read(true).write(true).open(&path).unwrap();
         assert!(is_used_by_others(file.as_fd()).unwrap());
+        assert!(is_open_for_writing(file.as_fd()).unwrap());
+        let mapping = crate::mapping::SharedMapping::new(&writer, 1, true).unwrap();
         drop(writer);
+        assert!(is_open_for_writing(file.as_fd()).unwrap());
+        drop(mapping);
+        assert!(!is_open_for_writing(file.as_fd()).unwrap());
         assert!(!is_used_by_others(file.as_fd()).unwrap());
         std::fs::remove_file(&path).unwrap();
     }

@@ -20,6 +20,7 @@ pub mod locks;
 pub mod loop_devices;
 pub mod mapping;
 pub mod memory;
+pub mod memory_limit;
 pub mod mounts;
 pub mod project_quota;
 pub mod remote;

@@ -5,7 +5,9 @@
 
 use crate::check;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
+use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use std::{
     fs, io,
     io::{Read, Write},
@@ -139,31 +141,61 @@ fn attach_where_named(mount: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", &target, "", flags)?)
 }
 
-/// Shows the directory `name` of the mount at `hidden` at `mountpoint` (a path without links), with these attributes from the first instant, and takes the mount away from `hidden`. Where the kernel cannot show a
-/// directory of it, its root is shown instead. Whether it is the directory that is shown.
+/// Shows a mount that is at no place at `mountpoint` (a path without links), with these attributes from the first instant: its directory `name`, or
+/// its root where there is no name or the kernel cannot do that. Answers whether it is the directory that is shown, and the [`identity`] of the
+/// mount there.
 ///
-/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors. So, if the process is
+/// Made for a daemon that serves the mount itself: the thread that waits for it holds none of the process's descriptors but the mount. So, if the process is
 /// killed meanwhile, the connection ends and the wait with it; otherwise the two would wait for each other without end.
 ///
 /// # Errors
 /// Where nothing can be attached at `mountpoint`; nothing has changed then.
-pub fn show_directory(hidden: &Path, name: &str, mountpoint: &Path, attributes: MountAttributes) -> io::Result<bool> {
-    let (hidden, child, mountpoint) = (hidden.to_owned(), hidden.join(name), mountpoint.to_owned());
-    let show = move || {
-        crate::descriptors::leave_all_to_others()?;
-        let (clone, is_directory) = match clone_tree(&child, false) {
-            Ok(clone) => (clone, true),
-            Err(_) => (clone_tree(&hidden, false)?, false),
+pub fn show(mount: BorrowedFd<'_>, name: Option<&str>, mountpoint: &Path, attributes: MountAttributes) -> io::Result<(bool, u64)> {
+    // Above the standard ones, which the thread has as well. The thread has a copy of it; this one is closed here.
+    let mount = rustix::io::fcntl_dupfd_cloexec(mount, 3)?;
+    let show = || {
+        crate::descriptors::leave_all_but(&mount)?;
+        let (clone, is_directory) = match name.map(|name| clone_within(&mount, name).map_err(|error| (error, name))) {
+            Some(Ok(clone)) => (Some(clone), true),
+            Some(Err((Errno::INVAL, name))) => {
+                clone_in_own_namespace(&mount, name).map(|(clone, is_directory)| (Some(clone), is_directory))?
+            }
+            None | Some(Err(_)) => (None, false),
         };
+        let shown = clone.as_ref().unwrap_or(&mount).as_fd();
         if attributes != MountAttributes::empty() {
-            set_attributes(clone.as_fd(), attributes, MountAttributes::empty(), None, false)?;
+            set_attributes(shown, attributes, MountAttributes::empty(), None, false)?;
         }
-        attach_where_named(clone.as_fd(), &mountpoint)?;
-        rustix::mount::unmount(&hidden, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
-        Ok(is_directory)
+        let id = identity(shown)?;
+        attach_where_named(shown, mountpoint)?;
+        Ok((is_directory, id))
     };
-    let thread = std::thread::Builder::new().name("nacre-show".to_owned()).stack_size(128 << 10).spawn(show)?;
-    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that attaches the mount panicked")))
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("nacre-show".to_owned()).stack_size(128 << 10).spawn_scoped(scope, show)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that attaches the mount panicked")))
+    })
+}
+
+/// A detached clone of a directory of a mount.
+fn clone_within(mount: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    open_tree(mount, name, flags)
+}
+
+/// The same before Linux 6.15, which clones nothing of a mount that is at no place: it is attached for that moment in a mount namespace that the calling
+/// thread alone has, where nobody sees it. Where its directory cannot be cloned, its root is. The thread must have a root directory of its own; the mount
+/// itself is of no use afterwards.
+fn clone_in_own_namespace(mount: &OwnedFd, name: &str) -> io::Result<(OwnedFd, bool)> {
+    // Any directory will do.
+    let place = c"/proc";
+    let home = fs::File::open("/proc/thread-self/ns/mnt")?;
+    // SAFETY: a mount namespace of its own takes no descriptor from the thread.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+    let cloned = rustix::mount::mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .and_then(|()| move_mount(mount, "", rustix::fs::CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH))
+        .and_then(|()| clone_within(mount, name).map(|clone| (clone, true)).or_else(|_| Ok((clone_within(mount, "")?, false))));
+    move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Mount))?;
+    Ok(cloned?)
 }
 
 /// A user namespace that exists only as a descriptor, with these maps: what an id-mapped mount is told its map by. Ids that no range
@@ -235,7 +267,9 @@ pub fn existing(path: &Path) -> io::Result<OwnedFd> {
 /// # Errors
 /// As `statx(2)`; EOPNOTSUPP before Linux 5.8.
 pub fn identity(of: impl AsFd) -> io::Result<u64> {
-    let statx = rustix::fs::statx(of, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::from_bits_retain(libc::STATX_MNT_ID))?;
+    // Without a request to what is mounted.
+    let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let statx = rustix::fs::statx(of, "", flags, rustix::fs::StatxFlags::from_bits_retain(libc::STATX_MNT_ID))?;
     if statx.stx_mask & libc::STATX_MNT_ID == 0 {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
@@ -271,6 +305,63 @@ mod tests {
         let range = IdRange { inside: 0, outside: 0, count: 10 };
         let error = user_namespace(&[range, range], &[range]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EINVAL));
+    }
+
+    /// A tmpfs at no place, with a directory `inside` in which is a file.
+    fn nowhere() -> OwnedFd {
+        use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+        let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+        fsconfig_create(&context).unwrap();
+        let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).unwrap();
+        rustix::fs::mkdirat(&mount, "inside", Mode::RWXU).unwrap();
+        rustix::fs::openat(&mount, "inside/file", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).unwrap();
+        mount
+    }
+
+    #[test]
+    fn a_mount_at_no_place_is_shown_with_its_attributes() {
+        if !root() {
+            return;
+        }
+        let directory = std::env::temp_dir().join(format!("nacre-sys-show-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let directory = directory.canonicalize().unwrap();
+        for (name, file) in [(Some("inside"), "file"), (Some("missing"), "inside/file"), (None, "inside/file")] {
+            let mount = nowhere();
+            let (is_directory, id) = show(mount.as_fd(), name, &directory, MountAttributes::READ_ONLY).unwrap();
+            assert_eq!(is_directory, name == Some("inside"));
+            assert_eq!(id, identity(fs::File::open(&directory).unwrap()).unwrap());
+            drop(mount);
+            assert!(directory.join(file).exists());
+            assert_eq!(fs::File::create(directory.join("new")).unwrap_err().raw_os_error(), Some(libc::EROFS));
+            rustix::mount::unmount(&directory, rustix::mount::UnmountFlags::DETACH).unwrap();
+        }
+        let gone = show(nowhere().as_fd(), Some("inside"), &directory.join("gone"), MountAttributes::empty());
+        assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::ENOENT));
+        fs::remove_dir(&directory).unwrap();
+    }
+
+    /// What kernels need that clone nothing of a mount at no place.
+    #[test]
+    fn a_directory_is_cloned_where_nobody_sees_it() {
+        if !root() {
+            return;
+        }
+        std::thread::spawn(|| {
+            crate::descriptors::leave_all_to_others().unwrap();
+            let home = fs::read_link("/proc/thread-self/ns/mnt").unwrap();
+            let mount = nowhere();
+            let (clone, is_directory) = clone_in_own_namespace(&mount, "inside").unwrap();
+            drop(mount);
+            assert!(is_directory);
+            assert_eq!(fs::read_link("/proc/thread-self/ns/mnt").unwrap(), home);
+            rustix::fs::openat(&clone, "file", OFlags::RDONLY, Mode::empty()).unwrap();
+            let (clone, is_directory) = clone_in_own_namespace(&nowhere(), "missing").unwrap();
+            assert!(!is_directory);
+            rustix::fs::openat(&clone, "inside/file", OFlags::RDONLY, Mode::empty()).unwrap();
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -22,7 +22,10 @@ pub const UNAVOIDABLE: &[(&str, &str)] = &[
     ("reading without waiting", "the kernel's FUSE does not offer RWF_NOWAIT"),
     ("ranges collapsed and inserted", "the kernel's FUSE refuses FALLOC_FL_COLLAPSE_RANGE and FALLOC_FL_INSERT_RANGE itself"),
     ("appending no longer", "in passthrough the kernel goes on appending where the file was opened with O_APPEND"),
-    ("set-id bits and root's writes", "whoever writes, set-id bits go: the daemon gives up the right to keep them"),
+    (
+        "set-id bits and root's writes",
+        "they go where the file is still in passthrough, as for a moment after its last close: there the daemon's rights count",
+    ),
 ];
 
 /// A script: a name and the calls. It gets an empty directory of mode 0755.

@@ -130,6 +130,40 @@ fn each_rust_file_opens_with_what_it_is() {
     complaints.none();
 }
 
+/// The demo is run on machines whose owners want to look at nacre: nothing but what building and mounting needs comes there.
+#[test]
+fn the_demo_installs_a_compiler_and_fuse_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let demo = std::fs::read_to_string(root().join("scripts/demo")).unwrap();
+    assert!(demo.lines().any(|line| line == "scripts/setup build"), "scripts/demo has scripts/setup install what the tests need");
+    // A machine where nothing is installed, an ordinary user, and a sudo that only says what it was asked for.
+    let machine = tempfile::tempdir().unwrap();
+    for (name, script) in
+        [("dpkg-query", "exit 1"), ("id", "echo 1000"), ("sudo", "echo \"asked: $*\" >&2; [ $1 != tee ] || cat >/dev/null")]
+    {
+        let path = machine.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", machine.path().display(), std::env::var("PATH").unwrap());
+    let installs = |words: &[&str]| {
+        let output = std::process::Command::new(root().join("scripts/setup"))
+            .args(words)
+            .env("PATH", &path)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = said.lines().find(|line| line.contains("apt-get install")).unwrap_or_else(|| panic!("{said}")).to_owned();
+        line.split_once("--no-install-recommends ").unwrap().1.split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(installs(&["build"]), ["build-essential", "pkg-config", "fuse3", "util-linux", "ca-certificates", "git"]);
+    let all = installs(&[]);
+    for needed in ["bindfs", "systemd", "zfs-fuse"] {
+        assert!(all.iter().any(|package| package == needed), "{all:?}");
+    }
+}
+
 #[test]
 fn names_say_what_a_thing_is() {
     let mut complaints = Complaints::default();

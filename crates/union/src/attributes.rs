@@ -3,12 +3,13 @@
 //! Questions go to the branch that is shown; changes first make sure that the file is where it may be changed.
 
 use crate::{
+    branch::Permission,
     branches::Branch,
     locate::PIN,
     marks,
     node::{Part, UnionNode},
     open_file::{UnionFile, may_change},
-    union::{OWN, Shared},
+    union::{Ignored, OWN, Shared},
 };
 use nacre_vfs::{Attr, Caller, Errno, Ioctl, Kind, Node, OpenFile, Result, SetAttr, StatFs, XattrFlags};
 use std::sync::Arc;
@@ -76,7 +77,35 @@ impl Shared {
         let top = node.top()?;
         let open = handle(&node, file).filter(|file| file.is_on(&top.branch)).map(|file| Arc::clone(file.present()));
         let attr = top.branch.layer.setattr(caller, &top.node, open.as_deref().map(|file| file.inner()), change)?;
+        let sets_times = self.options.newest_times && (change.atime.is_some() || change.mtime.is_some());
+        if self.options.change_everywhere || sets_times {
+            self.on_the_others(&node, |part| part.branch.layer.setattr(caller, &part.node, None, change).map(drop));
+        }
         Ok(self.attr_up(&node, attr))
+    }
+
+    /// Does to the other writable parts of a directory what was done to the one that is shown. Where one cannot follow, the change stands all the
+    /// same: users see the part that has it.
+    fn on_the_others(&self, node: &UnionNode, change: impl Fn(&Part) -> Result<()>) {
+        if node.kind != Kind::Directory {
+            return;
+        }
+        for part in node.parts().iter().skip(1).filter(|part| part.branch.is_writable()) {
+            if let Err(error) = change(part) {
+                tracing::warn!(branch = %part.branch.name.display(), ?error, "attributes of a directory differ between branches from now on");
+            }
+        }
+    }
+
+    /// The times of the writable part of a directory that was changed last, where users want to see those.
+    pub(crate) fn newest_times(&self, parts: &[Part], attr: &mut Attr) {
+        for part in parts.iter().skip(1).filter(|part| part.branch.is_writable()) {
+            match part.branch.layer.getattr(&OWN, &part.node, None) {
+                Ok(other) if other.mtime > attr.mtime => (attr.atime, attr.mtime, attr.ctime) = (other.atime, other.mtime, other.ctime),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(?error, "a part of a directory does not tell its times"),
+            }
+        }
     }
 
     pub(crate) fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
@@ -110,7 +139,7 @@ impl Shared {
             }
             return Ok(value.len());
         }
-        if marks::is_private_xattr(name) {
+        if marks::is_private_xattr(name) || (!self.options.capabilities && name == b"security.capability") {
             return Err(Errno::ENODATA);
         }
         match on_top(&node, |top| top.branch.layer.getxattr(caller, &top.node, name, buffer)) {
@@ -143,7 +172,12 @@ impl Shared {
         self.copy_up(&node, usize::MAX, u64::MAX)?;
         let _still = self.hold_still(&node);
         let top = node.top()?;
-        top.branch.layer.setxattr(caller, &top.node, name, value, flags)
+        top.branch.layer.setxattr(caller, &top.node, name, value, flags)?;
+        if self.options.change_everywhere {
+            // There or not: the part that is shown has decided.
+            self.on_the_others(&node, |part| part.branch.layer.setxattr(caller, &part.node, name, value, XattrFlags::default()));
+        }
+        Ok(())
     }
 
     pub(crate) fn removexattr(self: &Arc<Shared>, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
@@ -162,7 +196,14 @@ impl Shared {
         self.copy_up(&node, usize::MAX, u64::MAX)?;
         let _still = self.hold_still(&node);
         let top = node.top()?;
-        top.branch.layer.removexattr(caller, &top.node, name)
+        top.branch.layer.removexattr(caller, &top.node, name)?;
+        if self.options.change_everywhere {
+            self.on_the_others(&node, |part| match part.branch.layer.removexattr(caller, &part.node, name) {
+                Err(Errno::ENODATA) => Ok(()),
+                other => other,
+            });
+        }
+        Ok(())
     }
 
     pub(crate) fn ioctl(self: &Arc<Shared>, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
@@ -181,7 +222,7 @@ impl Shared {
 
     pub(crate) fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
         let node = self.node(node)?;
-        let mut figures = if self.options.sum { self.sum(caller)? } else { self.figures_of(caller, &node.top()?)? };
+        let mut figures = if self.options.sum { self.sum(caller, &node)? } else { self.figures_of(caller, &node.top()?)? };
         figures.name_max = NAME_MAX;
         Ok(figures)
     }
@@ -197,13 +238,24 @@ impl Shared {
     }
 
     /// All file systems together, each once, in the smallest unit.
-    fn sum(&self, caller: &Caller) -> Result<StatFs> {
+    fn sum(&self, caller: &Caller, node: &UnionNode) -> Result<StatFs> {
+        let counts = |branch: &Branch| match self.options.figures_ignored {
+            Ignored::Nothing => true,
+            Ignored::ReadOnly => branch.mode().permission == Permission::Rw,
+            Ignored::NoCreate => branch.mode().permission != Permission::Nc,
+        };
         let mut seen = Vec::new();
         let mut all = Vec::new();
-        for branch in self.branches().iter() {
-            if !seen.contains(&branch.root_id.fs) {
-                seen.push(branch.root_id.fs);
-                all.push(branch.layer.statfs(caller, &branch.root)?);
+        let branches = self.branches();
+        for branch in branches.iter().filter(|branch| !self.options.figures_of_path || node.part_on(branch).is_some()) {
+            let fs = branch.root_id.fs;
+            if !seen.contains(&fs) {
+                seen.push(fs);
+                let mut figures = branch.layer.statfs(caller, &branch.root)?;
+                if !branches.iter().any(|other| other.root_id.fs == fs && counts(other)) {
+                    figures.available = 0;
+                }
+                all.push(figures);
             }
         }
         let unit = all.iter().map(|one| one.fragment).filter(|unit| *unit > 0).min().unwrap_or(4096);

@@ -5,6 +5,7 @@
 //! looked at, and temporary names of this run are left alone.
 
 use crate::{
+    branches::Branch,
     listing::{self, Present, Request},
     marks,
     node::{Part, UnionNode},
@@ -84,6 +85,8 @@ impl Present for Visible {
 struct Check<'a> {
     shared: &'a Shared,
     repair: bool,
+    /// The branches that are written to when the union is mounted, where all are open to be read only.
+    written: &'a [bool],
     findings: Vec<Finding>,
     /// For each file in the hard-link index, the names that lead to it from below.
     names: HashMap<FileId, u32>,
@@ -95,7 +98,20 @@ impl Union {
     /// # Errors
     /// What the branches say: the check then has not seen everything.
     pub fn check(&self, repair: bool) -> Result<Vec<Finding>> {
-        let mut check = Check { shared: self.shared(), repair, findings: Vec::new(), names: HashMap::new() };
+        self.look_over(repair, &[])
+    }
+
+    /// Looks over a union whose branches are all open to be read only, so that nothing is written to them; `written` tells those that are written to when
+    /// it is mounted.
+    ///
+    /// # Errors
+    /// As [`Union::check`].
+    pub fn check_read_only(&self, written: &[bool]) -> Result<Vec<Finding>> {
+        self.look_over(false, written)
+    }
+
+    fn look_over(&self, repair: bool, written: &[bool]) -> Result<Vec<Finding>> {
+        let mut check = Check { shared: self.shared(), repair, written, findings: Vec::new(), names: HashMap::new() };
         let moves = self.shared().moves.load(Ordering::Relaxed);
         let mut complete = true;
         let mut waiting = vec![Arc::clone(&self.shared().root)];
@@ -116,6 +132,10 @@ impl Union {
 }
 
 impl Check<'_> {
+    fn is_written(&self, branch: &Branch) -> bool {
+        branch.is_writable() || self.written.get(branch.index()).is_some_and(|written| *written)
+    }
+
     fn directory(&mut self, directory: &Arc<UnionNode>, waiting: &mut Vec<Arc<UnionNode>>) -> Result<()> {
         let _branches = self.shared.gate.read();
         self.shared.renew(directory)?;
@@ -124,7 +144,10 @@ impl Check<'_> {
             return Ok(());
         }
         let view = directory.view();
-        for part in view.parts.iter().filter(|part| part.branch.is_writable()) {
+        for part in view.parts.iter() {
+            if !self.is_written(&part.branch) {
+                continue;
+            }
             for name in reserved(part)? {
                 self.own_name(directory, part, &name)?;
             }
@@ -151,7 +174,7 @@ impl Check<'_> {
     /// One of the union's own names in a directory of a branch.
     fn own_name(&mut self, directory: &Arc<UnionNode>, part: &Part, bytes: &[u8]) -> Result<()> {
         let (branch, name) = (&part.branch, Name::new(bytes)?);
-        if branch.work()?.is_left_over(bytes) {
+        if work::is_left_over(branch.work().ok(), bytes) {
             let removed = if self.repair { remove(part, name).map(|()| true)? } else { false };
             self.found(directory, branch.index(), bytes, Problem::Leftover, removed);
             return Ok(());
@@ -180,7 +203,7 @@ impl Check<'_> {
     /// Counts of the hard-link index against what the walk has found.
     fn links(&mut self) -> Result<()> {
         let _branches = self.shared.gate.read();
-        for (id, branch, counted) in self.shared.links.counts() {
+        for (id, branch, counted) in self.shared.links.counts(|branch| self.is_written(branch)) {
             let found = self.names.get(&id).copied().unwrap_or(0);
             if found < counted {
                 let repaired = self.repair && self.shared.links.correct(id, counted, found, || self.shared.syncfs())?;

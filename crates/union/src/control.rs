@@ -320,7 +320,7 @@ impl Shared {
     /// Tells doors that something has changed that did not come through them; answers whether there are any.
     pub(crate) fn tell(&self, what: &Invalidation) -> bool {
         let mut watchers = self.watchers.lock();
-        watchers.retain(|out| out.send(what.clone()).is_ok());
+        watchers.retain(|out| self.send(out, what.clone()));
         !watchers.is_empty()
     }
 

@@ -31,9 +31,18 @@ const XATTR_MAX: usize = 64 << 10;
 /// How often a file that is renamed meanwhile is followed.
 const ATTEMPTS: usize = 100;
 
+/// Which number a copy has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Number {
+    /// That of its origin: it stands for it from now on.
+    Kept,
+    /// It is another file.
+    Own,
+}
+
 /// A copy that has no name yet.
 pub(crate) struct Built {
-    branch: Arc<Branch>,
+    pub(crate) branch: Arc<Branch>,
     temporary: Temporary,
     pub(crate) part: Part,
 }
@@ -109,10 +118,26 @@ impl Shared {
     pub(crate) fn build_paced(
         &self,
         node: &Arc<UnionNode>,
-        (top, attr): (&Part, &Attr),
+        of: (&Part, &Attr),
         target: &Arc<Branch>,
         length: u64,
         pace: Option<Pace<'_>>,
+    ) -> Result<Built> {
+        self.build_as(Number::Kept, node, of, target, (length, pace))
+    }
+
+    /// Makes another file that is like this one.
+    pub(crate) fn build_another(&self, node: &Arc<UnionNode>, of: (&Part, &Attr), target: &Arc<Branch>) -> Result<Built> {
+        self.build_as(Number::Own, node, of, target, (u64::MAX, None))
+    }
+
+    fn build_as(
+        &self,
+        number: Number,
+        node: &Arc<UnionNode>,
+        (top, attr): (&Part, &Attr),
+        target: &Arc<Branch>,
+        extent: (u64, Option<Pace<'_>>),
     ) -> Result<Built> {
         let work = target.work()?;
         let temporary = work.temporary();
@@ -120,7 +145,7 @@ impl Shared {
         let made = self.make_like(node, top, attr, layer, directory, temporary.name()?)?;
         let (entry, file) = made;
         let built = Built { branch: Arc::clone(target), part: Part::new(target, entry.node, entry.attr.id), temporary };
-        match self.fill(node, (top, attr), &built, file, (length, pace)) {
+        match self.fill(node, (top, attr), (&built, number), file, extent) {
             Ok(()) => Ok(built),
             Err(error) => {
                 self.discard(&built);
@@ -157,7 +182,7 @@ impl Shared {
         &self,
         node: &Arc<UnionNode>,
         (top, attr): (&Part, &Attr),
-        built: &Built,
+        (built, number): (&Built, Number),
         file: Option<Opened>,
         (length, pace): (u64, Option<Pace<'_>>),
     ) -> Result<()> {
@@ -177,7 +202,7 @@ impl Shared {
             built.branch.marks().keep_device(&*built.branch.layer, &built.part.node)?;
         }
         self.dress(top, attr, &built.part)?;
-        if !(top.branch.is_writable() && self.loses_number(node, top)) {
+        if number == Number::Kept && !(top.branch.is_writable() && self.loses_number(node, top)) {
             identity::set_origin(&self.identities, &built.branch, &built.part.node, built.part.id, node.id)?;
         }
         match file {

@@ -182,15 +182,9 @@ impl Drain<'_> {
         }
     }
 
-    /// A name of a directory, if any of it is on the branch.
     fn find(&self, directory: &Arc<UnionNode>, name: &[u8]) -> Result<Option<Arc<UnionNode>>> {
         let _branches = self.shared.gate.read();
-        self.shared.renew(directory)?;
-        let _names = directory.names.read();
-        let Some(found) = self.shared.sight(&OWN, &directory.view(), Name::new(name)?)?.found else { return Ok(None) };
-        let is_there = found.parts.iter().any(|part| part.branch.slot == self.branch.slot);
-        let node = self.shared.known(directory, Name::new(name)?, found)?;
-        Ok(is_there.then_some(node))
+        self.shared.node_on(directory, name, &self.branch)
     }
 
     fn file(&mut self, node: &Arc<UnionNode>) {
@@ -337,6 +331,16 @@ impl DirSink for Marked {
 }
 
 impl Shared {
+    /// A name of a directory, if any of it is on a branch.
+    pub(crate) fn node_on(&self, directory: &Arc<UnionNode>, name: &[u8], branch: &Branch) -> Result<Option<Arc<UnionNode>>> {
+        self.renew(directory)?;
+        let _names = directory.names.read();
+        let Some(found) = self.sight(&OWN, &directory.view(), Name::new(name)?)?.found else { return Ok(None) };
+        let is_there = found.parts.iter().any(|part| part.branch.slot == branch.slot);
+        let node = self.known(directory, Name::new(name)?, found)?;
+        Ok(is_there.then_some(node))
+    }
+
     /// The names in a directory that may be on a branch.
     pub(crate) fn names_on(&self, directory: &UnionNode, branch: &Branch) -> Result<Vec<Vec<u8>>> {
         let parts = directory.parts();

@@ -139,6 +139,7 @@ impl Shared {
         if candidates.next().is_none() && self.min_free(first) == 0 {
             return Ok(Arc::clone(first));
         }
+        let usual = self.options.create_directories.filter(|_| directory).unwrap_or(self.options.create);
         let policy = match self.way(parent, name) {
             Some((Way::Policy(policy), _)) => policy,
             Some((Way::Branch(index), _)) => {
@@ -146,9 +147,9 @@ impl Shared {
                 if fits(&&branch) && self.has_room(&branch)? {
                     return Ok(branch);
                 }
-                self.options.create
+                usual
             }
-            None => self.options.create,
+            None => usual,
         };
         let views = self.views_for(policy, parent)?;
         let chosen = policy.choose(&Placement { branches: &views, limit, directory }, &self.policy)?;

@@ -7,6 +7,7 @@
 //! * `relocate.rs` moves files between branches: off full ones, off those that are being drained (`drain.rs`), between tiers (`tier.rs`), and
 //!   when they are opened (`on_open.rs`); `locate.rs` tells where they are;
 //! * `linked.rs` does so with files that have several names, `moved.rs` keeps these one file meanwhile;
+//! * `per_name.rs` gives doors a file for each name, for the words of mergerfs that need it: `link_cow.rs` breaks hard links before writes;
 //! * `control.rs` changes the list of branches while operations go on, `renew.rs` what is known of files then; `sole.rs` says what users would miss
 //!   without a branch;
 //! * `create.rs`, `remove.rs`, `rename.rs`, `open_file.rs` and `attributes.rs` are the operations;
@@ -18,6 +19,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod attributes;
+mod balance;
 mod branch;
 mod branches;
 mod check;
@@ -28,6 +30,7 @@ mod drain;
 mod explain;
 mod grow;
 mod identity;
+mod link_cow;
 mod linked;
 mod links;
 mod listing;
@@ -39,12 +42,14 @@ mod node;
 mod on_open;
 mod open_file;
 mod options;
+mod per_name;
 mod policy;
 mod redirect;
 mod relocate;
 mod remove;
 mod rename;
 mod renew;
+mod resting;
 mod sole;
 mod tier;
 mod union;
@@ -52,6 +57,7 @@ mod watch;
 mod whole;
 mod work;
 
+pub use balance::{BalanceReport, BalanceRules};
 pub use branch::{
     BRANCHES_MAX, BranchMode, CopyOnOpen, ParseError, Permission, XattrClasses, check_overlap, escape_path, parse_branches, parse_one,
     parse_overlay, parse_pool, parse_size,
@@ -69,4 +75,4 @@ pub use policy::{
 };
 pub use relocate::Stay;
 pub use tier::{Candidate, PlannedMove, Step, TierFigures, TierReport, TierRules, TierStatus, TierView, Why, plan};
-pub use union::{Member, Union, UnionError, UnionOptions};
+pub use union::{Ignored, Member, Union, UnionError, UnionOptions};

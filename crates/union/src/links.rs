@@ -326,10 +326,10 @@ impl Links {
         Ok(below)
     }
 
-    /// All entries of writable branches: file, branch, names below as counted.
-    pub(crate) fn counts(&self) -> Vec<(FileId, usize, u32)> {
+    /// All entries of the branches that are written to: file, branch, names below as counted.
+    pub(crate) fn counts(&self, is_written: impl Fn(&Branch) -> bool) -> Vec<(FileId, usize, u32)> {
         let records = self.records.read();
-        let kept = records.iter().filter(|(_, record)| record.branch.is_writable() && !record.counts_all);
+        let kept = records.iter().filter(|(_, record)| is_written(&record.branch) && !record.counts_all);
         kept.map(|(id, record)| (*id, record.branch.index(), record.below)).collect()
     }
 

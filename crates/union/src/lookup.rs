@@ -12,7 +12,7 @@ use crate::{
     node::{Known, Part, Redirect, UnionNode, View},
     union::{OWN, Shared},
 };
-use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Kind, Name, Node, Result};
+use nacre_vfs::{Attr, Caller, Coherence, DirEntry, DirSink, Entry, Errno, Invalidation, Kind, Name, Node, Result};
 use std::sync::{Arc, atomic::Ordering};
 
 /// A file found under a name.
@@ -207,8 +207,14 @@ impl Shared {
                 found.parts = vec![copy];
             }
         }
-        let node = self.nodes.get(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
-        self.tell_unheard(&node);
+        let (node, others) = self.nodes.get_compared(Known { id, kind: found.kind, parts: found.parts, floor: found.floor });
+        if others {
+            // Changes of what it is made of now may have been told of no file, or not been heard (`resting.rs`).
+            self.listings.forget(node.id);
+            self.tell(&Invalidation::Content { id: node.id });
+        } else {
+            self.tell_unheard(&node);
+        }
         Ok(node)
     }
 
@@ -253,6 +259,9 @@ impl Shared {
             let parts = node.parts();
             if parts.len() > 1 || parts.first().is_some_and(|part| part.branch.is_root(part.id)) {
                 attr.nlink = 1;
+            }
+            if self.options.newest_times {
+                self.newest_times(&parts, &mut attr);
             }
         } else {
             attr.nlink = self.links.shown(node, attr.nlink);

@@ -10,9 +10,12 @@ use crate::{branches::Branch, open_file::UnionFile};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Kind, Node, Result};
 use parking_lot::{Mutex, RwLock};
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    ptr,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// A file as one branch has it.
@@ -100,6 +103,9 @@ pub(crate) struct UnionNode {
     table: Weak<Nodes>,
 }
 
+/// Nodes by name.
+type Directories = HashMap<Box<[u8]>, Weak<UnionNode>>;
+
 struct State {
     parts: Arc<[Part]>,
     /// Of a directory: the last branch that could still show part of it; whiteouts, opaque directories and files hide all below.
@@ -108,6 +114,8 @@ struct State {
     /// No name leads to it any more.
     gone: bool,
     open: Vec<Weak<UnionFile>>,
+    /// Of a directory: the directories in it that somebody knows. One that others have moved may still be here.
+    directories: Option<Box<Directories>>,
 }
 
 /// A directory at one moment.
@@ -164,7 +172,7 @@ impl UnionNode {
     }
 
     /// It has been found, or has come, there.
-    pub(crate) fn arrive(&self, parent: &Arc<UnionNode>, name: &[u8]) {
+    pub(crate) fn arrive(self: &Arc<UnionNode>, parent: &Arc<UnionNode>, name: &[u8]) {
         let before = {
             let mut state = self.state.lock();
             state.gone = false;
@@ -173,17 +181,62 @@ impl UnionNode {
             }
             state.place.replace(Place { parent: Arc::clone(parent), name: name.into() })
         };
+        if self.kind == Kind::Directory {
+            parent.enter_directory(name, self);
+            if let Some(before) = &before {
+                before.parent.forget_directory(&before.name, self);
+            }
+        }
         drop(before);
     }
 
+    fn enter_directory(&self, name: &[u8], directory: &Arc<UnionNode>) {
+        self.state.lock().directories.get_or_insert_default().insert(name.into(), Arc::downgrade(directory));
+    }
+
+    /// That name no longer leads to a directory, unless somebody has brought it back meanwhile.
+    fn forget_directory(self: &Arc<UnionNode>, name: &[u8], directory: &Arc<UnionNode>) {
+        self.forget_directory_if(name, |known| ptr::eq(known.as_ptr(), Arc::as_ptr(directory)));
+        if directory.place().is_some_and(|place| place.is(self, name)) {
+            self.enter_directory(name, directory);
+        }
+    }
+
+    fn forget_directory_if(&self, name: &[u8], which: impl FnOnce(&Weak<UnionNode>) -> bool) {
+        let mut state = self.state.lock();
+        if let Some(directories) = &mut state.directories
+            && directories.get(name).is_some_and(which)
+        {
+            directories.remove(name);
+        }
+    }
+
+    /// The directory that was last seen in this one under a name, if somebody knows it.
+    pub(crate) fn directory(self: &Arc<UnionNode>, name: &[u8]) -> Option<Arc<UnionNode>> {
+        let found = self.state.lock().directories.as_ref()?.get(name).and_then(Weak::upgrade)?;
+        found.place().is_some_and(|place| place.is(self, name)).then_some(found)
+    }
+
+    /// All directories in this one that somebody knows.
+    pub(crate) fn directories(self: &Arc<UnionNode>) -> Vec<Arc<UnionNode>> {
+        let known = {
+            let state = self.state.lock();
+            let all = state.directories.iter().flat_map(|directories| directories.iter());
+            all.filter_map(|(name, node)| Some((name.clone(), node.upgrade()?))).collect::<Vec<_>>()
+        };
+        known.into_iter().filter_map(|(name, node)| node.place().is_some_and(|place| place.is(self, &name)).then_some(node)).collect()
+    }
+
     /// That name no longer leads to it; `last` where it was the last one.
-    pub(crate) fn leave(&self, parent: &Arc<UnionNode>, name: &[u8], last: bool) {
+    pub(crate) fn leave(self: &Arc<UnionNode>, parent: &Arc<UnionNode>, name: &[u8], last: bool) {
         let before = {
             let mut state = self.state.lock();
             state.gone |= last;
             if state.place.as_ref().is_some_and(|place| last || place.is(parent, name)) { state.place.take() } else { None }
         };
-        drop(before);
+        if let Some(before) = before.filter(|_| self.kind == Kind::Directory) {
+            before.parent.forget_directory(&before.name, self);
+        }
     }
 
     /// One more branch has a copy of this directory.
@@ -291,11 +344,16 @@ impl Drop for UnionNode {
         if let Some(table) = self.table.upgrade() {
             table.forget(self.id, &state.parts);
         }
-        let mut next = state.place.take().map(|place| place.parent);
-        while let Some(parent) = next {
-            next = match Arc::into_inner(parent) {
-                Some(mut node) => node.state.get_mut().place.take().map(|place| place.parent),
-                None => None,
+        let mut place = state.place.take();
+        let mut kind = self.kind;
+        while let Some(Place { parent, name }) = place {
+            if kind == Kind::Directory {
+                // Unless another one is there by now.
+                parent.forget_directory_if(&name, |known| known.strong_count() == 0);
+            }
+            (place, kind) = match Arc::into_inner(parent) {
+                Some(mut node) => (node.state.get_mut().place.take(), node.kind),
+                None => (None, kind),
             };
         }
     }
@@ -390,16 +448,21 @@ impl Nodes {
 
     /// The one node of a file: the known one, told what has been found, or a new one.
     pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
+        self.get_compared(found).0
+    }
+
+    /// The same, and whether it was known as made of other files of branches.
+    pub(crate) fn get_compared(self: &Arc<Nodes>, found: Known) -> (Arc<UnionNode>, bool) {
         if let Some(node) = self.by_id(found.id).filter(|node| node.kind == found.kind) {
-            self.refresh(&node, found);
-            return node;
+            let others = self.refresh(&node, found);
+            return (node, others);
         }
         let mut tables = self.tables.write();
         let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
         if let Some(node) = known.clone().filter(|node| node.kind == found.kind) {
             drop(tables);
-            self.refresh(&node, found);
-            return node;
+            let others = self.refresh(&node, found);
+            return (node, others);
         }
         tables.made += 1;
         let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.slot, part.id)).collect();
@@ -414,7 +477,14 @@ impl Nodes {
             epoch: AtomicU64::new(self.epoch()),
             relocations: AtomicU64::new(0),
             changes: AtomicU64::new(0),
-            state: Mutex::new(State { parts: found.parts.into(), floor: found.floor, place: None, gone: false, open: Vec::new() }),
+            state: Mutex::new(State {
+                parts: found.parts.into(),
+                floor: found.floor,
+                place: None,
+                gone: false,
+                open: Vec::new(),
+                directories: None,
+            }),
             table: Arc::downgrade(self),
         });
         tables.by_id.insert(node.id, Arc::downgrade(&node));
@@ -424,11 +494,12 @@ impl Nodes {
         drop(tables);
         // Whoever had the number before leaves the tables on its way out: not with them locked.
         drop(known);
-        node
+        (node, false)
     }
 
     /// Tells a known node what a look-up has found: where a branch has the same file as before, its node goes on being used and learns the name.
-    fn refresh(&self, node: &Arc<UnionNode>, found: Known) {
+    /// Answers whether it was known as made of other files, of which nobody has told.
+    fn refresh(&self, node: &Arc<UnionNode>, found: Known) -> bool {
         let known = node.view();
         let same = known.parts.len() == found.parts.len() && known.parts.iter().zip(&found.parts).all(|(old, new)| old.is_like(new));
         for new in &found.parts {
@@ -439,14 +510,16 @@ impl Nodes {
         let was_current = node.is_current(self.epoch());
         if same && known.floor == found.floor {
             node.set_epoch(self.epoch());
-            return;
+            return false;
         }
         // A listing may hand out what it read before a copy-up. No file ever goes back down.
         let rose = |(old, new): (&Part, &Part)| old.branch.index() < new.branch.index();
         if was_current && node.kind != Kind::Directory && !node.is_gone() && known.parts.first().zip(found.parts.first()).is_some_and(rose)
         {
-            return;
+            return false;
         }
+        let files = |parts: &[Part]| parts.iter().map(|part| (part.branch.slot, part.id)).collect::<Vec<_>>();
+        let others = was_current && files(&known.parts) != files(&found.parts);
         let parts = found
             .parts
             .into_iter()
@@ -457,5 +530,6 @@ impl Nodes {
             .collect();
         node.settle(parts, found.floor);
         node.set_epoch(self.epoch());
+        others
     }
 }

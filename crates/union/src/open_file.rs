@@ -9,6 +9,7 @@ use crate::{
     node::{Part, UnionNode},
     union::{OWN, Shared},
 };
+use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{AllocateMode, Caller, Errno, FileLock, Ioctl, LockKind, LockOwner, Node, OpenFile, OpenFlags, Opened, Result, Whence};
 use std::{
     any::Any,
@@ -56,6 +57,8 @@ pub(crate) struct UnionFile {
     behind: AtomicBool,
     /// The kernel may read and write the file on the branch by itself.
     lent: AtomicBool,
+    /// For the copy that it may have to follow: its descriptor comes in addition.
+    _follows: Option<Counted>,
 }
 
 impl Shared {
@@ -93,6 +96,7 @@ impl Shared {
             first,
             behind: AtomicBool::new(false),
             lent: AtomicBool::new(false),
+            _follows: (!branch.is_writable()).then(|| descriptors::FILES.one()),
         };
         let file = Arc::new(file);
         if flags.writes() {
@@ -194,7 +198,7 @@ impl UnionFile {
     /// Runs a call that writes; where the branch is full, moves the file and runs it once more.
     fn change<T>(&self, act: impl Fn(&Opened) -> Result<T>) -> Result<T> {
         let file = self.changing()?;
-        if !self.shared.options.move_when_full {
+        if self.shared.options.move_when_full.is_none() {
             return act(file);
         }
         let full = {
@@ -304,7 +308,7 @@ impl OpenFile for UnionFile {
     }
 
     fn backing(&self) -> Option<BorrowedFd<'_>> {
-        if self.shared.options.move_when_full {
+        if self.shared.options.move_when_full.is_some() {
             return None;
         }
         // Whoever wants to move the file looks, with this lock held for writing, at whether it is lent.

@@ -4,11 +4,12 @@
 //! tables: it is obeyed, it is accepted because what it tunes needs no tuning here, or it is refused with the reason. docs/union.md says so word
 //! by word, which a test checks.
 
+mod pool;
 #[cfg(test)]
 mod tests;
 
 use crate::{
-    branch::{BranchMode, ParseError, parse_branches, parse_overlay, parse_size},
+    branch::{BranchMode, ParseError, parse_branches, parse_overlay, parse_pool, parse_size},
     policy::{Route, Routes},
     union::UnionOptions,
 };
@@ -44,17 +45,26 @@ pub struct Words {
     pub xattr: Option<bool>,
     /// Words that were accepted and change nothing, each with the reason.
     pub unneeded: Vec<(String, &'static str)>,
+    /// What is taken and not done as it stands: a sentence for each, for the user.
+    pub notices: Vec<String>,
+    /// There are words that only mergerfs has: branches that are not marked are writable.
+    pub pool: bool,
     /// Words that are not the union's own.
     pub rest: Vec<OsString>,
     /// The words that `options` comes from, as they were given: joined by [`Words::join`], they can be read again.
     pub own: Vec<OsString>,
     routes: Vec<Route>,
+    everywhere: Option<bool>,
+    nofail: bool,
+    fails_late: bool,
+    symlinkify: bool,
+    symlinkify_timeout: Option<u64>,
     upper: Option<OsString>,
     lower: Option<OsString>,
 }
 
 /// Words that change nothing here, and why.
-pub(crate) const UNNEEDED: [(&str, &str); 44] = [
+pub(crate) const UNNEEDED: [(&str, &str); 41] = [
     ("rdblk", "listings take what memory they need"),
     ("rdhash", "listings grow as they need"),
     ("rdcache", "listings are kept while nothing changes, not for a time"),
@@ -88,7 +98,7 @@ pub(crate) const UNNEEDED: [(&str, &str); 44] = [
     ("si", "aufs itself ignores it"),
     ("cache.files", "the kernel keeps pages for as long as the coherence of the branches allows"),
     ("cache.entry", "names are kept for as long as the coherence of the branches allows"),
-    ("cache.negative_entry", "names are kept for as long as the coherence of the branches allows"),
+    ("cache.negative-entry", "names are kept for as long as the coherence of the branches allows"),
     ("cache.attr", "attributes are kept for as long as the coherence of the branches allows"),
     ("cache.readdir", "listings are kept while nothing changes"),
     ("cache.symlinks", "links are kept for as long as the coherence of the branches allows"),
@@ -96,13 +106,10 @@ pub(crate) const UNNEEDED: [(&str, &str); 44] = [
     ("cache.writeback", "the kernel writes files of the branches itself where it can"),
     ("dropcacheonclose", "pages are those of the branches, and kept once"),
     ("inodecalc", "inode numbers come from the branches"),
-    ("read-thread-count", "there are as many threads as CPUs"),
-    ("process-thread-count", "there are as many threads as CPUs"),
-    ("fuse_msg_size", "the largest size is agreed upon with the kernel"),
 ];
 
 /// Words that are refused, and why.
-pub(crate) const REFUSED: [(&str, &str); 24] = [
+pub(crate) const REFUSED: [(&str, &str); 21] = [
     ("add", "it is a command here: nacre union add, del, mod"),
     ("ins", "it is a command here: nacre union add, del, mod"),
     ("append", "it is a command here: nacre union add, del, mod"),
@@ -124,9 +131,6 @@ pub(crate) const REFUSED: [(&str, &str); 24] = [
     ("squash_to_gid", "nacre fuse-overlayfs takes it; in a stack, put shift on top"),
     ("xattr_permissions", "nacre fuse-overlayfs takes it; in a stack, put override-stat over the branch"),
     ("static_nlink", "directories that are merged have one link anyway; leave the word out"),
-    ("symlinkify", "it is not available yet"),
-    ("link_cow", "it is not available yet"),
-    ("nullrw", "it is not available yet"),
 ];
 
 /// A word taken apart: the name, and what stands behind `=` or, as aufs writes it, `:`.
@@ -173,7 +177,7 @@ fn split(list: &OsStr) -> Vec<OsString> {
 /// Whether a word that is obeyed says how the union behaves, not what it consists of.
 fn shapes(name: &str) -> bool {
     const OTHERS: [&str; 10] = ["br", "dirs", "branches", "lowerdir", "upperdir", "workdir", "udba", "acl", "noacl", "xattr"];
-    !OTHERS.contains(&name) && UNNEEDED.iter().all(|(known, _)| *known != name)
+    !OTHERS.contains(&name) && !pool::only_told(name) && UNNEEDED.iter().all(|(known, _)| !pool::same(name, known))
 }
 
 impl Words {
@@ -225,6 +229,7 @@ impl Words {
         } else if self.upper.is_some() {
             return Err(ParseError::new("upperdir= needs lowerdir= beside it"));
         }
+        self.finish_pool();
         self.resolve_routes()?;
         self.options.tier.check()?;
         Ok(self)
@@ -256,7 +261,9 @@ impl Words {
                 if !self.branches.is_empty() {
                     return Err(ParseError::new("branches are named twice; put all of them into one br:"));
                 }
-                self.branches = parse_branches(word.raw()?)?;
+                self.pool |= word.name == "branches";
+                let parse = if word.name == "branches" { parse_pool } else { parse_branches };
+                self.branches = parse(word.raw()?)?;
             }
             "lowerdir" => self.lower = Some(word.raw()?.to_owned()),
             "upperdir" => self.upper = Some(word.raw()?.to_owned()),
@@ -264,18 +271,15 @@ impl Words {
                 word.raw()?;
                 self.unneeded.push((word.name.to_owned(), "copies are built on the upper branch itself, in .wh..wh.work"));
             }
-            "create" | "create_policy" | "category.create" | "func.create" => options.create = word.text()?.parse()?,
+            "create" | "create_policy" => options.create = word.text()?.parse()?,
             "cpup" | "copyup" | "copyup_policy" => options.copy_up = word.text()?.parse()?,
             "route" => self.routes.push(Route::parse(word.raw()?)?),
             "minfreespace" => options.min_free = parse_size(word.text()?)?,
-            "category.search" => word.only("ff", "a file is read where the highest branch has it")?,
-            "category.action" => word.only("epff", "a change is made where the highest branch has the file")?,
             "whiteout" => options.whiteout = word.text()?.parse().map_err(ParseError::new)?,
             "shwh" => options.show_whiteouts = word.flag()?,
             "sum" => options.sum = word.flag()?,
             "warn_perm" => options.warn_permissions = word.flag()?,
             "nowarn_perm" => options.warn_permissions = !word.flag()?,
-            "moveonenospc" => options.move_when_full = word.choice(&[(&["true", "mfs"], true), (&["false"], false)])?,
             "diropq" => options.opaque_always = word.choice(&[(&["a", "always"], true), (&["w", "whiteouted"], false)])?,
             "dirren" => self.dirren(word)?,
             "nodirren" => {
@@ -284,6 +288,7 @@ impl Words {
             }
             "redirect_dir" => options.directory_redirect = word.choice(&[(&["on"], true), (&["off", "follow"], false)])?,
             "index" => word.only("on", "hard links are always kept")?,
+            "nofail" => self.nofail = word.flag()?,
             "volatile" => options.sync = !word.flag()?,
             "udba" => {
                 let none = (&["none"][..], Udba::None);
@@ -296,12 +301,15 @@ impl Words {
             "fhsm_sec" => options.tier.set("every", word.text()?)?,
             name if name.starts_with("tier.") => options.tier.set(name.trim_start_matches("tier."), word.text()?)?,
             name => {
-                if let Some((_, why)) = UNNEEDED.iter().find(|(known, _)| *known == name) {
+                if self.obey_pool(word)? {
+                    return Ok(true);
+                }
+                if let Some((_, why)) = UNNEEDED.iter().find(|(known, _)| pool::same(name, known)) {
                     self.unneeded.push((whole.to_string_lossy().into_owned(), why));
                 } else if let Some((_, why)) = REFUSED.iter().find(|(known, _)| *known == name) {
                     return Err(ParseError::new(format!("{name}: {why}")));
-                } else if name.starts_with("category.") || name.starts_with("func.") {
-                    return Err(ParseError::new(format!("{name}: there are category.create, category.search=ff and category.action=epff")));
+                } else if name.starts_with("category.") {
+                    return Err(ParseError::new(format!("{name}: there are category.create, category.search and category.action")));
                 } else {
                     return Ok(false);
                 }
@@ -339,6 +347,12 @@ impl<'a> Word<'a> {
 
     fn text(&self) -> Result<&'a str, ParseError> {
         self.raw()?.to_str().ok_or_else(|| ParseError::new(format!("{}=: the value is no UTF-8", self.name)))
+    }
+
+    /// As it was given.
+    fn shown(&self) -> String {
+        let value = self.value.map(|value| format!("={}", value.to_string_lossy().escape_debug()));
+        format!("{}{}", self.name, value.unwrap_or_default())
     }
 
     /// For words without a value.

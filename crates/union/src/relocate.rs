@@ -16,6 +16,7 @@ use crate::{
     copy_up::{Built, learn, move_in},
     marks,
     node::{Part, Place, UnionNode},
+    policy::Placement,
     rename::uncover,
     union::{OWN, Shared},
 };
@@ -117,7 +118,7 @@ impl Shared {
         if attr.nlink != 1 || self.links.knows(node.id) {
             return Err(Errno::ENOSPC);
         }
-        let target = self.branch_with_room(&place, &top, attr.size)?;
+        let target = self.branch_when_full(&place, &top, attr.size)?;
         let parent = self.grow(&place.parent, &target)?;
         let built = self.build(node, &top, &attr, &target, u64::MAX)?;
         let moved = self.switch(node, &place, &top, &parent, &built);
@@ -257,6 +258,21 @@ impl Shared {
     pub(crate) fn room(&self, branch: &Branch) -> Result<u64> {
         let figures = branch.layer.statfs(&OWN, &branch.root)?;
         Ok(figures.available.saturating_mul(u64::from(figures.fragment)).saturating_sub(self.min_free(branch)))
+    }
+
+    /// The branch to which a file goes whose own is full.
+    fn branch_when_full(&self, place: &Place, top: &Part, size: u64) -> Result<Arc<Branch>> {
+        let policy = self.options.move_when_full.ok_or(Errno::ENOSPC)?;
+        let limit = self.limit_elsewhere(place, top)?;
+        let branches = self.branches();
+        let mut views = self.views_for(policy, &place.parent)?;
+        for (view, branch) in views.iter_mut().zip(branches.iter()) {
+            // Of those that can take it, the policy chooses.
+            view.creates &= branch.index() <= limit && branch.slot != top.branch.slot && self.room(branch)? > size;
+        }
+        let placement = Placement { branches: &views, limit, directory: false };
+        let chosen = policy.choose(&placement, &self.policy).map_err(|_| Errno::ENOSPC)?;
+        branches.get(chosen).map(Arc::clone).ok_or(Errno::EIO)
     }
 
     /// The branch with most room on which the file would be seen once it is gone from its own.

@@ -141,7 +141,7 @@ fn duration(text: &str) -> Result<Duration, ParseError> {
     seconds.map(Duration::from_secs).ok_or_else(|| bad(text, "a time; write seconds, or a number with m, h, d or w, as in 30d"))
 }
 
-fn pattern(text: &str) -> Result<String, ParseError> {
+pub(crate) fn pattern(text: &str) -> Result<String, ParseError> {
     let text = text.strip_prefix('/').unwrap_or(text);
     if text.is_empty() {
         return Err(bad(text, "a pattern, as in *.iso or movies/**"));
@@ -150,7 +150,7 @@ fn pattern(text: &str) -> Result<String, ParseError> {
     Ok(text.to_owned())
 }
 
-fn matches(patterns: &[String], path: &[u8]) -> bool {
+pub(crate) fn matches(patterns: &[String], path: &[u8]) -> bool {
     patterns.iter().any(|pattern| {
         let subject = if pattern.contains('/') { path } else { path.rsplit(|byte| *byte == b'/').next().unwrap_or(path) };
         fast_glob::glob_match(pattern.as_bytes(), subject)

@@ -11,6 +11,7 @@ use crate::{
     lookup,
     marks::Style,
     node::{Nodes, Part, UnionNode},
+    per_name::{Names, PerName},
     policy::{CopyUpPolicy, CreatePolicy, PolicyState, Routes, SpaceCache},
     tier::{self, TierRules, Tiering},
     watch,
@@ -30,7 +31,7 @@ use std::{
         atomic::{AtomicU64, AtomicUsize},
         mpsc::Sender,
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Who does the union's own work on branches.
@@ -38,6 +39,18 @@ pub(crate) const OWN: Caller = Caller::ROOT;
 
 /// The most branches (as aufs by default).
 const BRANCHES_MAX: usize = 127;
+
+/// Of which branches what is free does not count in the figures of a whole union.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ignored {
+    /// All count.
+    #[default]
+    Nothing,
+    /// Those on which nothing new can be put: read-only ones and `nc`.
+    ReadOnly,
+    /// Those that are `nc`.
+    NoCreate,
+}
 
 /// How a union behaves.
 #[derive(Clone, Debug)]
@@ -68,9 +81,29 @@ pub struct UnionOptions {
     /// Directories beyond that limit are renamed by a mark on their upper part that tells where they go on below, instead of EXDEV; only where
     /// no branch below is writable.
     pub directory_redirect: bool,
-    /// A write that finds a branch full moves the file to the branch with most room and is tried again. The kernel then cannot read and write
-    /// files in our place.
-    pub move_when_full: bool,
+    /// A write that finds a branch full moves the file to another branch, by this policy, and is tried again. The kernel then cannot read and
+    /// write files in our place.
+    pub move_when_full: Option<CreatePolicy>,
+    /// Where new directories go, if not where files do.
+    pub create_directories: Option<CreatePolicy>,
+    /// A directory shows the times of the branch on which it was changed last, not of the highest.
+    pub newest_times: bool,
+    /// Owner, mode, times and extended attributes of a directory are changed on all writable branches that have it, not only on the highest.
+    pub change_everywhere: bool,
+    /// With `sum`: only file systems of branches that have the file count.
+    pub figures_of_path: bool,
+    /// With `sum`: of which branches nothing counts as free.
+    pub figures_ignored: Ignored,
+    /// `security.capability` can be read.
+    pub capabilities: bool,
+    /// A name of a file with several is given a file of its own before it is opened for writing.
+    pub link_cow: bool,
+    /// Files that nobody may write to are shown as symbolic links to where they are, once they have not changed for so long.
+    pub symlinkify: Option<Duration>,
+    /// The union may be mounted while branches are missing. Whoever opens branches sees to it.
+    pub may_be_missing: bool,
+    /// How long whoever opens branches waits until each is on a file system of its own.
+    pub mount_timeout: Duration,
     /// What is to be on which of the branches with `+tier`.
     pub tier: TierRules,
 }
@@ -90,7 +123,17 @@ impl Default for UnionOptions {
             warn_permissions: false,
             directory_copy_limit: 1_000,
             directory_redirect: false,
-            move_when_full: false,
+            move_when_full: None,
+            create_directories: None,
+            newest_times: false,
+            change_everywhere: false,
+            figures_of_path: false,
+            figures_ignored: Ignored::default(),
+            capabilities: true,
+            link_cow: false,
+            symlinkify: None,
+            may_be_missing: false,
+            mount_timeout: Duration::ZERO,
             tier: TierRules::default(),
         }
     }
@@ -117,15 +160,25 @@ impl fmt::Debug for Member {
 
 /// Why a union cannot be built: on which branch, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnionError(String);
+pub struct UnionError {
+    what: String,
+    /// What a branch answers, if that is why.
+    pub reason: Option<Errno>,
+}
 
 impl fmt::Display for UnionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.what)
     }
 }
 
 impl Error for UnionError {}
+
+impl UnionError {
+    fn new(what: String) -> UnionError {
+        UnionError { what, reason: None }
+    }
+}
 
 /// What all operations share.
 pub(crate) struct Shared {
@@ -156,6 +209,8 @@ pub(crate) struct Shared {
     /// How many directories have moved so far.
     pub(crate) moves: AtomicU64,
     pub(crate) root: Arc<UnionNode>,
+    /// What doors know of files by their names, where they do.
+    pub(crate) names: Option<Arc<Names>>,
 }
 
 /// Several branches as one tree.
@@ -187,32 +242,33 @@ impl Union {
     /// As [`Union::new`].
     pub fn named(members: Vec<Member>, options: UnionOptions) -> std::result::Result<Union, UnionError> {
         if members.is_empty() {
-            return Err(UnionError("a union needs a branch; name at least one directory".to_owned()));
+            return Err(UnionError::new("a union needs a branch; name at least one directory".to_owned()));
         }
         if members.len() > BRANCHES_MAX {
-            return Err(UnionError(format!(
+            return Err(UnionError::new(format!(
                 "{} branches are more than {BRANCHES_MAX}; join some of them in a union of their own",
                 members.len()
             )));
         }
         if options.show_whiteouts && members.iter().any(|member| member.mode.writable()) {
-            return Err(UnionError(
+            return Err(UnionError::new(
                 "whiteouts can only be shown by a union that is read-only as a whole; make all branches ro+wh".to_owned(),
             ));
         }
         let mut slots = Slots::default();
         let mut opened: Vec<Arc<Branch>> = Vec::with_capacity(members.len());
         for (index, member) in members.into_iter().enumerate() {
-            let failed = |error: Errno| {
-                UnionError(format!(
+            let failed = |error: Errno| UnionError {
+                what: format!(
                     "branch {} cannot be used: {error}; name a directory that can be read, and written where it is to be",
                     index + 1
-                ))
+                ),
+                reason: Some(error),
             };
             let slot = slots.free().ok_or_else(|| failed(Errno::ENOSPC))?;
             let branch = Arc::new(Branch::open(slot, member, options.whiteout).map_err(failed)?);
             if opened.iter().any(|other| other.root_id == branch.root_id) {
-                return Err(UnionError(format!("branch {} is the same directory as one above it; name it once", index + 1)));
+                return Err(UnionError::new(format!("branch {} is the same directory as one above it; name it once", index + 1)));
             }
             branch.set_index(index);
             slots.take(&branch);
@@ -226,19 +282,21 @@ impl Union {
             identities.register(branch.root_id);
         }
         for branch in &opened {
-            links
-                .load(branch)
-                .map_err(|error| UnionError(format!("the hard-link index of branch {} cannot be read: {error}", branch.index() + 1)))?;
+            links.load(branch).map_err(|error| {
+                UnionError::new(format!("the hard-link index of branch {} cannot be read: {error}", branch.index() + 1))
+            })?;
         }
         let nodes = Arc::new(Nodes::default());
-        let failed = |error| UnionError(format!("the branches cannot be put together: {error}"));
+        let failed = |error| UnionError::new(format!("the branches cannot be put together: {error}"));
         let last = opened.last().map(|last| last.root_id).ok_or_else(|| failed(Errno::EIO))?;
         let (parts, floor) = root_parts(&opened).map_err(failed)?;
         let id = identities.of(last);
         nodes.set_root(id);
         let root = nodes.get(crate::node::Known { id, kind: Kind::Directory, parts, floor });
         let tier = options.tier.clone();
+        let names = (options.link_cow || options.symlinkify.is_some()).then(Arc::default);
         let shared = Shared {
+            names,
             branches: ArcSwap::from_pointee(opened),
             gate: RwLock::new(()),
             wanted: AtomicUsize::new(0),
@@ -265,6 +323,14 @@ impl Union {
         }
         tier::start(&shared);
         Ok(Union { shared })
+    }
+
+    /// What doors are to show: the union itself, unless a word asks for a file for each name.
+    pub fn layer(self: &Arc<Union>) -> Arc<dyn Layer> {
+        match &self.shared.names {
+            Some(names) => Arc::new(PerName::new(Arc::clone(self), Arc::clone(names))),
+            None => Arc::clone(self) as Arc<dyn Layer>,
+        }
     }
 
     /// What all operations share, for questions that are no operations.
@@ -346,6 +412,10 @@ impl Layer for Union {
         {
             known.arrive(&place.parent, &place.name);
         }
+    }
+
+    fn hold(&self, _directory: &Node, _gone: bool) {
+        // Directories of branches stay with their node.
     }
 
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
@@ -474,6 +544,15 @@ impl Layer for Union {
     fn coherence(&self, scope: Scope<'_>) -> Coherence {
         match scope {
             Scope::Names(node) => self.shared.held(node).map_or(Coherence::Shared, |node| self.shared.coherence_of_names(&node)),
+            // Any of its parts may be the one whose times are shown.
+            Scope::Attributes(node, attr) if self.shared.options.newest_times && attr.kind == Kind::Directory => {
+                let parts = self.shared.held(node).map(|node| node.parts());
+                let told = parts
+                    .iter()
+                    .flat_map(|parts| parts.iter())
+                    .map(|part| part.branch.layer.coherence(Scope::Attributes(&part.node, attr)));
+                told.max().unwrap_or(Coherence::Shared)
+            }
             Scope::Attributes(node, attr) => match self.shared.held(node).and_then(|node| node.top()) {
                 Ok(top) => top.branch.layer.coherence(Scope::Attributes(&top.node, attr)),
                 Err(_) => Coherence::Shared,
@@ -484,6 +563,10 @@ impl Layer for Union {
     fn watch(&self, channel: Sender<Invalidation>) {
         let _branches = self.shared.gate.read();
         watch::start(&self.shared, &channel);
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.shared.rest(known)
     }
 
     fn has_acls(&self) -> bool {

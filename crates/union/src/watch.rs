@@ -10,7 +10,7 @@ use hashbrown::HashSet;
 use nacre_vfs::{FileId, Invalidation};
 use parking_lot::Mutex;
 use std::{
-    mem,
+    iter, mem,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +24,12 @@ const KEPT: Duration = Duration::from_secs(10);
 
 /// The most reports in that time that are kept one by one. With more, every file that becomes known is told to have changed: right, if dearer.
 const REPORTS: usize = 8192;
+
+/// After so many changes of files that nobody knows, the door is told of one, as it counts what is heard in vain (`Layer::rest`).
+const IN_VAIN: usize = 8;
+
+/// No file.
+const NOBODY: FileId = FileId { fs: u64::MAX, ino: u64::MAX, generation: u64::MAX };
 
 /// A file as the branch in a slot knows it.
 type Key = (u8, FileId);
@@ -131,9 +137,21 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
     // The branch itself would be kept for ever by whoever waits for its last word.
     let (shared, watched, out) = (Arc::downgrade(shared), Arc::downgrade(branch), out.clone());
     let work = move || {
+        let mut ignored = 0_usize;
         for notice in receiver {
-            let Some(told) = translate(&shared, &watched, notice) else { continue };
-            if out.send(told).is_err() {
+            let (told, below) = match translate(&shared, &watched, notice) {
+                Some(told) => told,
+                None => {
+                    ignored += 1;
+                    if ignored < IN_VAIN {
+                        continue;
+                    }
+                    ignored = 0;
+                    (Invalidation::Attributes { id: NOBODY }, Vec::new())
+                }
+            };
+            let Some(shared) = shared.upgrade() else { return };
+            if !iter::once(told).chain(below).all(|told| shared.send(&out, told)) {
                 return;
             }
         }
@@ -144,7 +162,8 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
     }
 }
 
-fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<Invalidation> {
+/// A notice of a branch as the union tells it, and what follows from it.
+fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<(Invalidation, Vec<Invalidation>)> {
     let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
     let find = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);
     // Whoever makes a file known enters it first and looks for reports then; here it is the other way round, so that one of the two finds the other.
@@ -154,29 +173,49 @@ fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation)
             find(id)
         })
     };
-    Some(match notice {
+    let told = match notice {
         Invalidation::Everything => {
             shared.listings.forget_all();
             Invalidation::Everything
         }
+        // Of a branch that is a union itself.
+        Invalidation::Names => {
+            shared.listings.forget_all();
+            Invalidation::Names
+        }
         Invalidation::Attributes { id } => Invalidation::Attributes { id: known(id)? },
         Invalidation::Content { id } => Invalidation::Content { id: known(id)? },
-        Invalidation::Entry { parent, name } => entry(&shared, &branch, parent, name)?,
-    })
+        Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => return entry(&shared, &branch, parent, name),
+    };
+    Some((told, Vec::new()))
 }
 
-fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> Option<Invalidation> {
+fn entry(shared: &Shared, branch: &Branch, parent: FileId, name: Box<[u8]>) -> Option<(Invalidation, Vec<Invalidation>)> {
     let node = shared.nodes.by_part(branch.slot, parent)?;
     shared.listings.forget(node.id);
-    let Some(hidden) = name.strip_prefix(marks::PREFIX) else {
-        return Some(Invalidation::Entry { parent: node.id, name });
+    let name = match name.strip_prefix(marks::PREFIX) {
+        None => name,
+        Some(hidden) if marks::is_reserved(hidden) => {
+            // An opaque mark or the whiteout of a long name; of temporary names nobody needs to know.
+            let matters = *name == *marks::OPAQUE || name.starts_with(marks::LONG);
+            return matters.then_some((Invalidation::Everything, Vec::new()));
+        }
+        Some(hidden) => hidden.into(),
     };
-    if marks::is_reserved(hidden) {
-        // An opaque mark or the whiteout of a long name; of temporary names nobody needs to know.
-        let matters = *name == *marks::OPAQUE || name.starts_with(marks::LONG);
-        return matters.then_some(Invalidation::Everything);
+    let below = node.directory(&name).map(|directory| remade(shared, directory)).unwrap_or_default();
+    Some((Invalidation::Entry { parent: node.id, name }, below))
+}
+
+/// A directory may be made of other directories of branches from now on, and so may those in it. What is in these may have been there before, and need
+/// not be heard of; so the kernel is to ask for all names again (it can be told so of all names only), and listings go.
+fn remade(shared: &Shared, top: Arc<UnionNode>) -> Vec<Invalidation> {
+    let (mut told, mut ahead) = (vec![Invalidation::Names], vec![top]);
+    while let Some(directory) = ahead.pop() {
+        shared.listings.forget(directory.id);
+        told.push(Invalidation::Content { id: directory.id });
+        ahead.extend(directory.directories());
     }
-    Some(Invalidation::Entry { parent: node.id, name: hidden.into() })
+    told
 }
 
 #[cfg(test)]

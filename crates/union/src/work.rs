@@ -57,6 +57,13 @@ impl Temporary {
     }
 }
 
+/// Whether a name is a temporary one of an earlier run: each, where there is no present one.
+pub(crate) fn is_left_over(present: Option<&Work>, name: &[u8]) -> bool {
+    let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
+    let number = number.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    number.is_some_and(|number| present.is_none_or(|work| number < work.start))
+}
+
 /// The directories of one branch.
 pub(crate) struct Work {
     pub(crate) directory: Node,
@@ -98,12 +105,6 @@ impl Work {
     /// A free name in the work directory.
     pub(crate) fn temporary(&self) -> Temporary {
         Temporary(format!("{:x}", self.next.fetch_add(1, Ordering::Relaxed)).into_bytes())
-    }
-
-    /// Whether a name is a temporary one of an earlier run.
-    pub(crate) fn is_left_over(&self, name: &[u8]) -> bool {
-        let number = name.strip_prefix(HIDDEN.as_bytes()).and_then(|digits| std::str::from_utf8(digits).ok());
-        number.and_then(|digits| u64::from_str_radix(digits, 16).ok()).is_some_and(|number| number < self.start)
     }
 
     /// A name in any directory of the branch that is not shown to users.

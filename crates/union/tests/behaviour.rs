@@ -387,7 +387,8 @@ fn the_weakest_branch_rules_and_changes_are_told() {
     while !(content && names) {
         match receiver.recv().expect("the branches stop telling") {
             Invalidation::Content { id } | Invalidation::Attributes { id } => content |= id == entry.attr.id,
-            Invalidation::Entry { parent, name } => names |= parent == root && *name == *b"new",
+            Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => names |= parent == root && *name == *b"new",
+            Invalidation::Names => names = true,
             Invalidation::Everything => (content, names) = (true, true),
         }
     }

@@ -28,6 +28,19 @@ fn one_branch_and_many() {
     conformance::run(|| union(vec![(mem(), "ro"), (mem(), "rw"), (mem(), "ro")], with(Style::Wh)));
 }
 
+/// As in a pool: what is new is on either branch, and directories change on both.
+#[test]
+fn branches_side_by_side() {
+    let pool = || UnionOptions {
+        create: "rr".parse().unwrap(),
+        create_directories: Some("rand".parse().unwrap()),
+        newest_times: true,
+        change_everywhere: true,
+        ..with(Style::Wh)
+    };
+    conformance::run(|| union(vec![(mem(), "rw"), (mem(), "rw"), (mem(), "rw")], pool()));
+}
+
 #[test]
 fn directory_over_directory() {
     nacre_layers::host::prepare_worker().unwrap();

@@ -27,6 +27,7 @@ impl Scene {
 
     fn world(&self, move_when_full: bool) -> World {
         let top = Arc::new(Faulty { below: Arc::clone(&self.top), fault: Arc::clone(&self.fault) });
+        let move_when_full = move_when_full.then(|| "mfs".parse().unwrap());
         let options = UnionOptions { move_when_full, sync: false, ..UnionOptions::default() };
         World::new(union(vec![(top, "rw"), (mem(), "ro"), (Arc::clone(&self.bottom), "rw")], options))
     }

@@ -22,7 +22,7 @@ struct Changing {
 
 impl Layer for Changing {
     nacre_vfs::forward_layer! {
-        root id path adopt getattr access setattr readlink create tmpfile mkdir mknod symlink link unlink rmdir rename open readdir fsyncdir statfs syncfs
+        root id path adopt hold getattr access setattr readlink create tmpfile mkdir mknod symlink link unlink rmdir rename open readdir fsyncdir statfs syncfs
         getxattr listxattr setxattr removexattr ioctl coherence has_acls judges_callers numbered collect describe
     }
 

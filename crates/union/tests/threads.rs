@@ -94,7 +94,7 @@ fn load(fresh: &dyn Fn() -> Arc<dyn Layer>, style: Style, seed: u64, rounds: usi
         sync: false,
         directory_redirect: redirects,
         directory_copy_limit: if redirects { 0 } else { 1_000 },
-        move_when_full: seed.is_multiple_of(3),
+        move_when_full: seed.is_multiple_of(3).then(|| "mfs".parse().unwrap()),
         ..UnionOptions::default()
     };
     let make = || union(vec![(Arc::clone(&upper), "rw"), (Arc::clone(&lower), "ro")], options());

@@ -121,6 +121,19 @@ pub enum SetTime {
     To(Time),
 }
 
+/// What a change of attributes does to the time of change, and to the time of modification where that is not said either. A door whose kernel keeps the
+/// times of a file itself says which ones it shows. Layers whose storage takes no such time leave it to that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChangeTime {
+    /// It is now.
+    #[default]
+    Now,
+    /// It is this one.
+    To(Time),
+    /// It stays.
+    Stays,
+}
+
 /// A change of attributes; `None` leaves a field alone. Everything in one value is applied, or an error says which call failed first:
 /// owner, then mode, then size, then times (each step clears what the native call would).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,6 +150,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
+    /// What becomes of the time of change.
+    pub ctime: ChangeTime,
     /// The kernel asks to drop set-user-id, set-group-id and file capabilities with this change (a write, truncate or chown by
     /// someone who may not keep them): `FUSE_HANDLE_KILLPRIV_V2`.
     pub kill_privileges: bool,

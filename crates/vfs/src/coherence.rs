@@ -37,6 +37,13 @@ pub enum Invalidation {
         /// The name, without checks.
         name: Box<[u8]>,
     },
+    /// A name in a directory is given up at once, with all that is kept of what it led to, also if it still leads there.
+    Forget {
+        /// The directory.
+        parent: FileId,
+        /// The name, without checks.
+        name: Box<[u8]>,
+    },
     /// The attributes of a file changed (also: extended attributes).
     Attributes {
         /// The file.
@@ -47,6 +54,8 @@ pub enum Invalidation {
         /// The file.
         id: FileId,
     },
+    /// Any name in any directory may mean another file, or none; what the files themselves are has not changed.
+    Names,
     /// Anything may have changed (a watch overflowed, rules were reloaded).
     Everything,
 }

@@ -68,6 +68,7 @@ errnos! {
     ELOOP = 40, "too many levels of symbolic links";
     ENODATA = 61, "no data available";
     EOVERFLOW = 75, "value too large for defined data type";
+    EILSEQ = 84, "invalid or incomplete multibyte or wide character";
     EOPNOTSUPP = 95, "operation not supported";
     ENOTCONN = 107, "transport endpoint is not connected";
     ETIMEDOUT = 110, "connection timed out";

@@ -105,6 +105,10 @@ impl<F: Filter> Layer for Filtered<F> {
         self.below.adopt(known, fresh);
     }
 
+    fn hold(&self, directory: &Node, gone: bool) {
+        self.below.hold(directory, gone);
+    }
+
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         self.filter.allow(caller, &Op::Getattr)?;
         let mut attr = self.below.getattr(&self.filter.caller_down(caller), node, file)?;
@@ -298,6 +302,10 @@ impl<F: Filter> Layer for Filtered<F> {
 
     fn watch(&self, channel: Sender<Invalidation>) {
         self.below.watch(channel);
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.below.rest(known)
     }
 
     fn has_acls(&self) -> bool {

@@ -32,6 +32,11 @@ macro_rules! forward_layer {
             self.below.adopt(known, fresh);
         }
     };
+    (@ hold) => {
+        fn hold(&self, directory: &$crate::Node, gone: bool) {
+            self.below.hold(directory, gone);
+        }
+    };
     (@ getattr) => {
         fn getattr(&self, caller: &$crate::Caller, node: &$crate::Node, file: ::std::option::Option<&dyn $crate::OpenFile>) -> $crate::Result<$crate::Attr> {
             self.below.getattr(caller, node, file)
@@ -155,6 +160,11 @@ macro_rules! forward_layer {
     (@ watch) => {
         fn watch(&self, channel: ::std::sync::mpsc::Sender<$crate::Invalidation>) {
             self.below.watch(channel);
+        }
+    };
+    (@ rest) => {
+        fn rest(&self, known: ::std::option::Option<&[$crate::Node]>) -> bool {
+            self.below.rest(known)
         }
     };
     (@ has_acls) => {

@@ -107,6 +107,10 @@ pub trait Layer: Send + Sync + 'static {
     /// caller goes on using: `known` learns the name under which `fresh` was found (after a rename, or as one more hard link).
     fn adopt(&self, known: &Node, fresh: &Node);
 
+    /// A directory that is in use is about to lose its name, or has lost it (`gone`): a layer that finds directories by their names keeps what answers for it
+    /// from now on, for as long as the node lives.
+    fn hold(&self, directory: &Node, gone: bool);
+
     /// Attributes. `file` is any open file of this node, where the caller has one: it answers for files whose names are gone.
     ///
     /// # Errors
@@ -261,6 +265,20 @@ pub trait Layer: Send + Sync + 'static {
 
     /// From now on, send changes that others make to `channel`. Called once, before the first look-up.
     fn watch(&self, channel: Sender<Invalidation>);
+
+    /// For a door that nobody asks, while changes of files that it does not know keep coming: it asks the layer to listen to less. Three steps:
+    /// * `None`: from now on the layer notices whether somebody asks for names. Answers whether there is anything to listen less to; if not, the door
+    ///   does not come again.
+    /// * Later, when all requests from before have been answered, all files that the door knows, in pieces. Answers whether to go on: not where a change
+    ///   of one of them could be missed.
+    /// * At last an empty piece. Answers whether it is so now: changes of these files alone are sent, until somebody asks for names. It is not so where somebody has
+    ///   asked since the beginning.
+    ///
+    /// By default, as of a layer that watches nothing: there is nothing to listen less to; but where another one beside it has something (a branch of a union),
+    /// it does not stand in the way.
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        known.is_some()
+    }
 
     /// Whether POSIX ACLs can exist below: the door then lets the kernel enforce them.
     fn has_acls(&self) -> bool;

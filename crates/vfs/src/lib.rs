@@ -19,10 +19,10 @@ mod node;
 mod numbered;
 mod open_file;
 
-pub use attr::{Attr, FileId, Kind, SetAttr, SetTime, StatFs, Time};
+pub use attr::{Attr, ChangeTime, FileId, Kind, SetAttr, SetTime, StatFs, Time};
 pub use caller::Caller;
 pub use coherence::{Coherence, Invalidation, Scope};
-pub use collected::{Collected, Collector, arriving, is_arriving};
+pub use collected::{Collected, Collector, arriving, arriving_timed, is_arriving, is_timed};
 pub use describe::Description;
 pub use errno::{Errno, Result};
 pub use filter::{Creation, Filter, Op};

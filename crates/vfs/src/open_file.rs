@@ -34,6 +34,10 @@ impl OpenFlags {
     pub fn writes(self) -> bool {
         self.0 & 3 != 0
     }
+    /// Opened so that stores to a shared mapping are possible.
+    pub fn maps_for_writing(self) -> bool {
+        self.reads() && self.writes()
+    }
     /// `O_TRUNC` is set.
     pub fn truncates(self) -> bool {
         self.0 & Self::TRUNC != 0

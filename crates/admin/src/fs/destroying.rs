@@ -38,6 +38,9 @@ pub struct Destroyed {
     pub names: Vec<String>,
     /// What that frees, bytes.
     pub freed: u64,
+    /// Snapshots that were named beside them and are not there.
+    #[serde(default)]
+    pub missing: Vec<String>,
 }
 
 /// File systems to be destroyed, in an order in which that is possible, and snapshots of others.
@@ -45,6 +48,8 @@ pub struct Destroyed {
 pub(super) struct Doom {
     pub filesystems: Vec<u64>,
     pub snapshots: Vec<(u64, Vec<(Txg, String)>)>,
+    /// Snapshots that were named and are not there.
+    pub missing: Vec<String>,
 }
 
 impl Doom {
@@ -89,12 +94,12 @@ fn one_bookmark(pool: &Imported, mounts: &dyn Mounts, what: &ToDestroy, filesyst
         let doing = format!("cannot destroy '{}'", what.target);
         pool.pool.destroy_bookmark(id, bookmark).map_err(|error| refused(&doing, &error))?;
     }
-    Ok(Destroyed { names: vec![what.target.clone()], freed: 0 })
+    Ok(Destroyed { names: vec![what.target.clone()], ..Destroyed::default() })
 }
 
 /// The names of what goes, and what that frees.
 fn told(objects: &mut Objects<'_>, doom: &Doom) -> Result<Destroyed, Refusal> {
-    let mut destroyed = Destroyed::default();
+    let mut destroyed = Destroyed { missing: doom.missing.clone(), ..Destroyed::default() };
     for id in &doom.filesystems {
         let name = objects.known(*id)?.name.clone();
         for (_, row) in objects.look.snapshot_rows(*id)? {
@@ -121,17 +126,18 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
     let below = (what.recursive || what.clones) && !what.keep_below;
     let ids = if below { objects.descendants(id)? } else { vec![id] };
     let mut doom = Doom::default();
-    let mut why = None;
     for id in ids {
         let there = objects.look.snapshot_rows(id)?;
         let names: Vec<&str> = there.iter().map(|(_, row)| row.name.as_str()).collect();
         let places = match selection.select(&names) {
             Ok(places) => places,
-            // Below, some of the names may be missing: those that are there go.
-            Err(SelectionError::NoSnapshot(_)) if below => those_there(&selection, &names),
-            Err(error @ SelectionError::NoSnapshot(_)) => {
-                why = Some(error);
-                those_there(&selection, &names)
+            // Those that are there go, as in ZFS; below, any of the names may be missing.
+            Err(SelectionError::NoSnapshot(_)) => {
+                let (there, missing) = those_there(&selection, &names);
+                if !below {
+                    doom.missing.extend(missing.into_iter().map(|name| format!("{}@{name}", selection.filesystem)));
+                }
+                there
             }
             Err(error) => return Err(Refusal::new(Kind::Invalid, format!("{doing}: {error}"))),
         };
@@ -141,7 +147,7 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
             doom.snapshots.push((id, picked));
         }
     }
-    if doom.snapshots.is_empty() || why.is_some() {
+    if doom.snapshots.is_empty() {
         let refusal = Refusal::new(Kind::NotFound, "could not find any snapshots to destroy; check snapshot names.");
         return Err(refusal.next(format!("'nacre fs list -t snapshot {}' lists them", selection.filesystem)));
     }
@@ -149,16 +155,21 @@ pub(super) fn of_snapshots(objects: &mut Objects<'_>, what: &ToDestroy) -> Resul
     Ok(doom)
 }
 
-/// Those of a selection that can be found, each part for itself.
-fn those_there(selection: &SnapshotSelection, names: &[&str]) -> Vec<usize> {
-    let mut found: Vec<usize> = Vec::new();
+/// Those of a selection that can be found, each part for itself, and the names that cannot.
+fn those_there(selection: &SnapshotSelection, names: &[&str]) -> (Vec<usize>, Vec<String>) {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
     for range in &selection.ranges {
         let one = SnapshotSelection { filesystem: selection.filesystem.clone(), ranges: vec![range.clone()] };
-        found.extend(one.select(names).unwrap_or_default());
+        match one.select(names) {
+            Ok(places) => found.extend(places),
+            Err(SelectionError::NoSnapshot(name)) => missing.push(name),
+            // Another mistake in it was met before.
+            Err(_) => {}
+        }
     }
     found.sort_unstable();
     found.dedup();
-    found
+    (found, missing)
 }
 
 /// Sees to the clones of doomed snapshots and to what holds them.
@@ -234,7 +245,7 @@ fn of_filesystem(objects: &mut Objects<'_>, what: &ToDestroy) -> Result<Doom, Re
             return Err(refusal.next(format!("use '-R' to destroy the following datasets:\n{}", names.join("\n"))));
         }
     }
-    let mut doom = Doom { filesystems: ordered(objects, all)?, snapshots: Vec::new() };
+    let mut doom = Doom { filesystems: ordered(objects, all)?, ..Doom::default() };
     no_holds(objects, &doom.filesystems)?;
     if is_root {
         doom.filesystems.retain(|other| *other != id);
@@ -350,7 +361,7 @@ fn carry_out(pool: &Imported, mounts: &dyn Mounts, doom: &Doom, what: &ToDestroy
         gone.back(mounts);
         return Err(refused(&format!("cannot destroy '{}'", what.target), &error));
     }
-    gone.tidy(&made);
+    gone.tidy(mounts, &made);
     forget_snapshots(mounts, doom);
     Ok(())
 }

@@ -116,7 +116,7 @@ pub(super) fn run(pool: &Imported, mounts: &dyn Mounts, listing: &Listing) -> Re
         None => None,
     };
     let uses = Uses::gather(pool, properties.as_deref().unwrap_or_default(), || select(&mut Objects::now(pool, mounts), listing))?;
-    let mut objects = Objects::now(pool, mounts);
+    let mut objects = Objects::shown(pool, mounts);
     let mut listed = Vec::new();
     // Once something has changed, any of those that follow may be gone.
     let mut changed = false;

@@ -2,7 +2,7 @@
 
 use nacre_pool::engine::NewDataset;
 use nacre_pool::names::{Name, split_parent};
-use nacre_pool::properties::{Property, PropertyError, dataset_property};
+use nacre_pool::properties::{DATASET_PROPERTIES, Property, PropertyError, dataset_property};
 use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Mounting};
@@ -47,7 +47,7 @@ pub(super) fn create(pool: &Imported, mounts: &dyn Mounts, new: &ToCreate) -> Re
         let objects = Objects::now(pool, mounts);
         for (name, value) in &new.properties {
             let checked = dataset_property(name).and_then(|property| property.parse(value, true));
-            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")))?;
+            checked.map_err(|error| Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES)))?;
         }
         objects.look.find(&new.name)?.is_some()
     };

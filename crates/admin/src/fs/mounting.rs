@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::moves::{self, Mounting};
 use super::objects::{Objects, Place};
-use crate::{Imported, Kind, Mounts, Progress, Refusal};
+use crate::{Imported, Kind, MountOptions, Mounted, Mounts, Progress, Refusal, What};
 
 /// What is to be mounted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,17 +47,34 @@ pub struct MountedAt {
 pub(super) fn mount(pool: &Imported, mounts: &dyn Mounts, what: &ToMount) -> Result<Vec<String>, Refusal> {
     let mut wanted = match &what.name {
         None => all(pool, mounts)?,
-        Some(name) => vec![one(pool, mounts, name, what)?],
+        Some(name) if name.contains('@') => return snapshot(pool, mounts, name, what).map(|()| Vec::new()),
+        Some(name) => match hidden(pool, mounts, name)? {
+            Some(id) => return uncovered(moves::uncover(mounts, &[id])),
+            None => vec![one(pool, mounts, name, what)?],
+        },
     };
     for mounting in &mut wanted {
         words(&mut mounting.options, &what.words)?;
         mounting.options.overlay |= what.overlay;
     }
     if what.name.is_none() {
-        return Ok(moves::mount(mounts, wanted));
+        let mut failed = moves::uncover(mounts, &mounts.hidden());
+        failed.extend(moves::mount(mounts, wanted));
+        return Ok(failed);
     }
-    wanted.into_iter().try_for_each(|Mounting { id, at, options }| mounts.mount(crate::What::head(id), &at, &options))?;
+    wanted.into_iter().try_for_each(|mounting| moves::mount_one(mounts, mounting))?;
     Ok(Vec::new())
+}
+
+/// The file system of this name, if its mount is hidden.
+fn hidden(pool: &Imported, mounts: &dyn Mounts, name: &str) -> Result<Option<u64>, Refusal> {
+    let hidden = mounts.hidden();
+    let id = Objects::now(pool, mounts).filesystem("open", name)?;
+    Ok(hidden.contains(&id).then_some(id))
+}
+
+fn uncovered(failed: Vec<String>) -> Result<Vec<String>, Refusal> {
+    if failed.is_empty() { Ok(failed) } else { Err(Refusal::new(Kind::Busy, failed.join("\n"))) }
 }
 
 fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Result<Mounting, Refusal> {
@@ -87,6 +104,22 @@ fn one(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Resu
         }
         (Place::None, None) => refuse(Kind::Invalid, "no mountpoint set", &format!("nacre fs set mountpoint=PATH {name}")),
     }
+}
+
+/// Mounts a snapshot where mount(8) is told to, to be read only.
+fn snapshot(pool: &Imported, mounts: &dyn Mounts, name: &str, what: &ToMount) -> Result<(), Refusal> {
+    let (snapshot, mut options) = {
+        let mut objects = Objects::now(pool, mounts);
+        let (of, txg) = objects.snapshot("open", name)?;
+        (What { dataset: of, snapshot: Some(txg.0) }, objects.options(of)?)
+    };
+    let Some(at) = &what.at else {
+        let refusal = Refusal::new(Kind::Invalid, format!("cannot mount '{name}': it is a snapshot"));
+        return Err(refusal.next(format!("it is in .zfs/snapshot of its file system; elsewhere: mount -t fuse.nacre fs:{name} DIRECTORY")));
+    };
+    words(&mut options, &what.words)?;
+    options = MountOptions { source: name.to_owned(), read_only: true, overlay: true, ..options };
+    mounts.mount(snapshot, at, &options)
 }
 
 /// Those of all file systems that ask for it and are not mounted.
@@ -121,8 +154,34 @@ fn words(options: &mut crate::MountOptions, words: &[String]) -> Result<(), Refu
     Ok(())
 }
 
-/// Unmounts: one with what is mounted below it, or all.
-pub(super) fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<(), Refusal> {
+/// Unmounts what is asked for. Of all, what somebody uses stays, which is answered as sentences.
+pub(super) fn unmount_asked(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<Vec<String>, Refusal> {
+    match unmount(pool, mounts, what, force) {
+        Err(_) if *what == ToUnmount::All => Ok(unmount_free(mounts, force)),
+        unmounted => unmounted.map(|()| Vec::new()),
+    }
+}
+
+/// Unmounts one after the other, what came last first; answers why the others stay.
+fn unmount_free(mounts: &dyn Mounts, force: bool) -> Vec<String> {
+    let (mut staying, mut failed) = (Vec::<PathBuf>::new(), Vec::new());
+    for mounted in mounts.mounted().into_iter().rev().filter(|mounted| mounted.what.snapshot.is_none()) {
+        let refused = match staying.iter().find(|below| below.starts_with(&mounted.at)) {
+            Some(below) => {
+                Some(format!("cannot unmount '{}': pool or dataset is busy: '{}' is in it", mounted.at.display(), below.display()))
+            }
+            None => moves::unmount(mounts, &[mounted.what.dataset], force).err().map(|refusal| refusal.what),
+        };
+        if let Some(why) = refused {
+            staying.push(mounted.at);
+            failed.push(why);
+        }
+    }
+    failed
+}
+
+/// Unmounts: one with what is mounted below it, or all, or nothing where something of that is in use.
+fn unmount(pool: &Imported, mounts: &dyn Mounts, what: &ToUnmount, force: bool) -> Result<(), Refusal> {
     let all: Vec<u64> = mounts.mounted().into_iter().map(|mounted| mounted.what.dataset).collect();
     let ids = {
         let objects = Objects::now(pool, mounts);
@@ -158,29 +217,48 @@ pub(super) fn list(pool: &Imported, mounts: &dyn Mounts) -> Result<Vec<MountedAt
 /// # Errors
 /// The catalog cannot be read.
 pub fn mount_all(pool: &Imported, mounts: &dyn Mounts, progress: &mut dyn Progress) -> Result<(), Refusal> {
-    for failed in moves::mount(mounts, all(pool, mounts)?) {
+    let mut failed = moves::uncover(mounts, &mounts.hidden());
+    failed.extend(moves::mount(mounts, all(pool, mounts)?));
+    for failed in failed {
         progress.note(&failed);
     }
     Ok(())
 }
 
-/// Unmounts everything, children first: before an export. Where one is in use, all stay.
+/// Unmounts everything: before an export. Where one is in use, all stay.
 ///
 /// # Errors
 /// A mount in use, unless `force`.
 pub fn unmount_all(pool: &Imported, mounts: &dyn Mounts, force: bool) -> Result<(), Refusal> {
-    unmount(pool, mounts, &ToUnmount::All, force)
+    let mut gone: Vec<Mounted> = Vec::new();
+    let mut unmounted = Ok(());
+    // A snapshot may be mounted below a file system.
+    for mounted in mounts.mounted().into_iter().rev().filter(|mounted| mounted.what.snapshot.is_some()) {
+        unmounted = mounts.unmount(mounted.what, force);
+        if unmounted.is_err() {
+            break;
+        }
+        gone.push(mounted);
+    }
+    let unmounted = unmounted.and_then(|()| unmount(pool, mounts, &ToUnmount::All, force));
+    if unmounted.is_err() {
+        for mounted in gone.into_iter().rev() {
+            if let Err(refusal) = mounts.mount(mounted.what, &mounted.at, &mounted.options) {
+                tracing::error!(at = %mounted.at.display(), %refusal, "what was unmounted for a moment cannot be mounted again");
+            }
+        }
+    }
+    unmounted
 }
 
-/// Unmounts everything, children first, even what is in use, whatever goes wrong on the way: the process is about to end.
+/// Unmounts everything, even what is in use, whatever goes wrong on the way: the process is about to end.
 ///
 /// # Errors
 /// What went wrong first; all the others were tried all the same.
 pub fn leave_all(mounts: &dyn Mounts) -> Result<(), Refusal> {
-    let mut all = mounts.mounted();
-    all.sort_by_key(|mounted| std::cmp::Reverse(moves::depth(&mounted.at)));
     let mut first = Ok(());
-    for mounted in all {
+    // What came last is on top.
+    for mounted in mounts.mounted().into_iter().rev() {
         if let Err(refusal) = mounts.unmount(mounted.what, true) {
             tracing::error!(at = %mounted.at.display(), %refusal, "a mount did not end in order");
             first = first.and(Err(refusal));

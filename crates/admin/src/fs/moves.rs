@@ -1,8 +1,8 @@
 //! What a change of names or properties means for mounts: which file systems have to leave their places, and which go where.
 //!
-//! The order is: see what will be (with [`Objects::pretend`]), unmount what leaves its place (children first; nothing has changed where one is in use),
-//! change, mount (parents first), and give the rest their new options. Invariant: what cannot be unmounted stops the change, and what had been unmounted
-//! for it is mounted again.
+//! The order is: see what will be (with [`Objects::pretend`]), unmount what leaves its place (those last that came first; nothing has changed where one is in use),
+//! change, mount (parents first), and give the rest their new options. Invariants: what cannot be unmounted stops the change, and what had been unmounted
+//! for it is mounted again, parents first; nothing is mounted over a directory in whose tree others of the pool are, so that none is hidden.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) struct Mounting {
     pub options: MountOptions,
 }
 
-/// What has been unmounted, in the order in which it can be mounted again.
+/// What has been unmounted, in the order in which it had been mounted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gone(Vec<Mounted>);
 
@@ -40,31 +40,65 @@ pub(super) fn with_below(mounts: &dyn Mounts, ids: &[u64]) -> Vec<u64> {
     below.map(|mounted| mounted.what.dataset).collect()
 }
 
-/// Unmounts heads, those deepest first. Where one is in use, the others are mounted again.
+/// The mounts of heads, in the order in which they were made.
+fn heads(mounts: &dyn Mounts) -> Vec<Mounted> {
+    let mut all = mounts.mounted();
+    all.retain(|mounted| mounted.what.snapshot.is_none());
+    all
+}
+
+/// Whether one lies below the place of the other.
+fn is_below(one: &Mounted, other: &Mounted) -> bool {
+    one.at != other.at && one.at.starts_with(&other.at)
+}
+
+/// Unmounts heads. Those that hide one of them leave their places for the moment as well, with what is below. Where one is in use, nothing has changed.
 pub(super) fn unmount(mounts: &dyn Mounts, ids: &[u64], force: bool) -> Result<Gone, Refusal> {
-    let mut leaving: Vec<Mounted> = mounts.mounted();
-    leaving.retain(|mounted| mounted.what.snapshot.is_none() && ids.contains(&mounted.what.dataset));
-    // Of two on one place the later one is on top: it is behind the other in the order of mounts.
-    leaving.sort_by_key(|mounted| depth(&mounted.at));
+    let mut leaving = heads(mounts);
+    let ids: HashSet<u64> = ids.iter().copied().collect();
+    let asked = |mounted: &Mounted| ids.contains(&mounted.what.dataset);
+    let mut goes: Vec<bool> = Vec::with_capacity(leaving.len());
+    for one in &leaving {
+        let mut before = leaving.iter().zip(&goes).filter(|(_, goes)| **goes);
+        // It came later over a directory above one that goes, or lies below such a one.
+        let lifted = before.any(|(before, _)| is_below(before, one) || !asked(before) && is_below(one, before));
+        goes.push(lifted || asked(one));
+    }
+    let mut goes = goes.into_iter();
+    leaving.retain(|_| goes.next() == Some(true));
+    if !force {
+        are_free(mounts, &leaving)?;
+    }
     let mut gone = Gone::default();
+    // What came last is on top, and nothing hides it.
     while let Some(mounted) = leaving.pop() {
         if let Err(refusal) = mounts.unmount(mounted.what, force) {
             gone.back(mounts);
             return Err(refusal);
         }
-        gone.0.push(mounted);
+        gone.0.insert(0, mounted);
     }
-    gone.0.reverse();
+    let lifted = gone.0.extract_if(.., |mounted| !asked(mounted)).collect();
+    Gone(lifted).back(mounts);
     Ok(gone)
 }
 
+/// Asks all of them first, as far as the kernel tells: of those on which nothing else is mounted.
+fn are_free(mounts: &dyn Mounts, leaving: &[Mounted]) -> Result<(), Refusal> {
+    if leaving.len() < 2 {
+        return Ok(());
+    }
+    let all = heads(mounts);
+    let hidden = mounts.hidden();
+    let alone = leaving.iter().filter(|one| !hidden.contains(&one.what.dataset) && !all.iter().any(|other| is_below(other, one)));
+    alone.into_iter().try_for_each(|mounted| mounts.is_free(mounted.what))
+}
+
 impl Gone {
-    /// Mounts everything again where it was: the change was refused.
+    /// Mounts everything again where it was, parents first: the change was refused.
     pub fn back(self, mounts: &dyn Mounts) {
-        for mounted in self.0 {
-            if let Err(refusal) = mounts.mount(mounted.what, &mounted.at, &mounted.options) {
-                tracing::error!(at = %mounted.at.display(), %refusal, "what was unmounted for a change that was refused cannot be mounted again");
-            }
+        for failed in mount(mounts, self.others(&[]).collect()) {
+            tracing::error!(failed, "what was unmounted for a moment cannot be mounted again");
         }
     }
 
@@ -80,13 +114,9 @@ impl Gone {
     }
 
     /// Removes the directories of those mounts that had made them, where they are empty: places that nobody chose by hand.
-    pub fn tidy(&self, made: &HashSet<u64>) {
+    pub fn tidy(&self, mounts: &dyn Mounts, made: &HashSet<u64>) {
         for mounted in self.0.iter().rev().filter(|mounted| made.contains(&mounted.what.dataset)) {
-            match std::fs::remove_dir(&mounted.at) {
-                Ok(()) => {}
-                // It has content of its own, or was there for another purpose.
-                Err(error) => tracing::debug!(at = %mounted.at.display(), %error, "the directory of a mount stays"),
-            }
+            mounts.tidy(&mounted.at);
         }
     }
 }
@@ -94,10 +124,34 @@ impl Gone {
 /// Makes mounts, parents first; what cannot be mounted is answered as sentences.
 pub(super) fn mount(mounts: &dyn Mounts, mut wanted: Vec<Mounting>) -> Vec<String> {
     wanted.sort_by_key(|mounting| depth(&mounting.at));
+    wanted.into_iter().filter_map(|mounting| mount_one(mounts, mounting).err()).map(sentence).collect()
+}
+
+fn sentence(refusal: Refusal) -> String {
+    if refusal.next.is_empty() { refusal.what } else { format!("{}\n{}", refusal.what, refusal.next) }
+}
+
+/// Makes a mount. What the pool has mounted below its place would be hidden by it: that is unmounted for the moment.
+pub(super) fn mount_one(mounts: &dyn Mounts, mounting: Mounting) -> Result<(), Refusal> {
+    let Mounting { id, at, options } = mounting;
+    let below = heads(mounts).into_iter().filter(|mounted| mounted.at != at && mounted.at.starts_with(&at));
+    let below: Vec<u64> = below.map(|mounted| mounted.what.dataset).collect();
+    let gone = if below.is_empty() { Ok(Gone::default()) } else { unmount(mounts, &below, false) };
+    let gone = gone.map_err(|refusal| Refusal { what: format!("cannot mount '{}': {}", options.source, refusal.what), ..refusal })?;
+    let mounted = mounts.mount(What::head(id), &at, &options);
+    gone.back(mounts);
+    mounted
+}
+
+/// Mounts those of these file systems again that are hidden, with what is below them; what cannot be is answered as sentences.
+pub(super) fn uncover(mounts: &dyn Mounts, ids: &[u64]) -> Vec<String> {
+    let mut hidden = mounts.hidden();
+    hidden.retain(|id| ids.contains(id));
     let mut failed = Vec::new();
-    for Mounting { id, at, options } in wanted {
-        if let Err(refusal) = mounts.mount(What::head(id), &at, &options) {
-            failed.push(if refusal.next.is_empty() { refusal.what } else { format!("{}\n{}", refusal.what, refusal.next) });
+    for id in hidden {
+        match unmount(mounts, &with_below(mounts, &[id]), false) {
+            Ok(gone) => failed.extend(mount(mounts, gone.others(&[]).collect())),
+            Err(refusal) => failed.push(sentence(refusal)),
         }
     }
     failed
@@ -147,16 +201,24 @@ pub(super) struct Change<'a> {
     pub affected: Vec<u64>,
     /// Unmount even what is in use.
     pub force: bool,
+    /// Without directories for the mounts afterwards, nothing changes: this could not be done then.
+    pub places: Option<&'a str>,
     /// Makes the objects what they will be.
     pub foresee: &'a dyn Fn(&mut Objects<'_>) -> Result<(), Refusal>,
     /// Does it.
     pub apply: &'a dyn Fn() -> Result<(), Refusal>,
 }
 
+/// Makes the directories of mounts that are to be made, but for those within one another: these are in the file systems.
+fn make_places(mounts: &dyn Mounts, coming: &[Mounting]) -> Result<(), Refusal> {
+    let is_within = |one: &Mounting| coming.iter().any(|other| one.at != other.at && one.at.starts_with(&other.at));
+    coming.iter().filter(|one| !is_within(one)).try_for_each(|one| mounts.make_place(&one.at, &one.options))
+}
+
 /// Carries out a change with its consequences for mounts; what could not be mounted afterwards is answered as sentences.
 pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) -> Result<Vec<String>, Refusal> {
     let ids = &change.affected;
-    let (before, made, leaving, legacy) = {
+    let (before, made, leaving, legacy, coming) = {
         let mut objects = Objects::now(pool, mounts);
         let before: HashSet<u64> = wanted(&mut objects, ids)?.into_iter().map(|mounting| mounting.id).collect();
         let made = unchosen(&mut objects, ids)?;
@@ -171,20 +233,25 @@ pub(super) fn change(pool: &Imported, mounts: &dyn Mounts, change: &Change<'_>) 
                 leaving.push(*id);
             }
         }
-        (before, made, leaving, legacy)
+        let coming = if change.places.is_some() { wanted(&mut objects, &leaving)? } else { Vec::new() };
+        (before, made, leaving, legacy, coming)
     };
     let gone = unmount(mounts, &with_below(mounts, &leaving), change.force)?;
-    if let Err(refusal) = (change.apply)() {
+    let doing = change.places.unwrap_or_default();
+    let placed = make_places(mounts, &coming).map_err(|refusal| Refusal { what: format!("{doing}: {}", refusal.what), ..refusal });
+    if let Err(refusal) = placed.and_then(|()| (change.apply)()) {
+        mounts.not_mounted();
         gone.back(mounts);
         return Err(refusal);
     }
-    gone.tidy(&made);
+    gone.tidy(mounts, &made);
     let mut after = wanted(&mut Objects::now(pool, mounts), ids)?;
     // Whoever unmounted a file system by hand wants it to stay so.
     after.retain(|mounting| gone.has(mounting.id) || !before.contains(&mounting.id));
     let moved: Vec<u64> = ids.iter().copied().filter(|id| !legacy.contains(id)).collect();
     after.extend(gone.others(&moved));
     let failed = mount(mounts, after);
+    mounts.not_mounted();
     refresh(pool, mounts, ids)?;
     Ok(failed)
 }

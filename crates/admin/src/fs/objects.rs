@@ -80,6 +80,8 @@ pub(super) struct Objects<'a> {
     pub look: Look<'a>,
     pool: &'a Imported,
     mounted: HashMap<u64, Mounted>,
+    /// Mounts that are not to be seen; none where nobody asks for them.
+    hidden: Vec<u64>,
     known: HashMap<u64, Rc<Known>>,
     lines: HashMap<u64, Rc<SnapshotLine>>,
     /// When others had their turn last.
@@ -103,11 +105,18 @@ impl<'a> Objects<'a> {
             look: pool.pool.look(),
             pool,
             mounted,
+            hidden: Vec::new(),
             known: HashMap::new(),
             lines: HashMap::new(),
             paused: Instant::now(),
             reading: Duration::ZERO,
         }
+    }
+
+    /// The same for whoever shows which are mounted: those that are hidden are not.
+    pub fn shown(pool: &'a Imported, mounts: &dyn Mounts) -> Self {
+        let hidden = mounts.hidden();
+        Self { hidden, ..Self::now(pool, mounts) }
     }
 
     /// A file system.
@@ -294,6 +303,11 @@ impl<'a> Objects<'a> {
     /// The mount of a file system.
     pub fn mounted(&self, id: u64) -> Option<&Mounted> {
         self.mounted.get(&id)
+    }
+
+    /// Whether a file system is mounted and to be seen.
+    pub fn is_seen(&self, id: u64) -> bool {
+        self.mounted.contains_key(&id) && !self.hidden.contains(&id)
     }
 
     /// The file system that is mounted there.

@@ -114,7 +114,7 @@ fn filesystem(pool: &Imported, mounts: &dyn Mounts, what: &ToRename) -> Result<V
         let new = NewDataset { parent, name: part.to_owned(), properties: Vec::new() };
         pool.pool.rename_dataset(id, &new).map_err(|error| refused(&doing, &error))
     };
-    let change = Change { affected: affected.clone(), force: what.force, foresee: &foresee, apply: &apply };
+    let change = Change { affected: affected.clone(), force: what.force, places: Some(&doing), foresee: &foresee, apply: &apply };
     failed.extend(moves::change(pool, mounts, &change)?);
     Ok(failed)
 }

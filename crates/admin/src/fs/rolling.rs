@@ -73,7 +73,7 @@ pub(super) fn roll_back(pool: &Imported, mounts: &dyn Mounts, what: &ToRollBack)
     gone.back(mounts);
     match &rolled {
         Ok(()) => {
-            clones.tidy(&made);
+            clones.tidy(mounts, &made);
             destroying::forget_snapshots(mounts, &doom);
         }
         Err(_) => clones.back(mounts),

@@ -18,6 +18,9 @@ pub struct ToSet {
     pub recursive: bool,
     /// The properties, as users write them, with their new values.
     pub properties: Vec<(String, NewValue)>,
+    /// Leave mounts where they are.
+    #[serde(default)]
+    pub unmounted: bool,
 }
 
 /// A new value.
@@ -56,7 +59,7 @@ pub(super) fn set(pool: &Imported, mounts: &dyn Mounts, what: &ToSet) -> Result<
     };
     let mut failed = Vec::new();
     for id in targets.filesystems {
-        failed.extend(one(pool, mounts, id, &checked, &doing)?);
+        failed.extend(one(pool, mounts, id, &checked, what.unmounted, &doing)?);
     }
     if !targets.snapshots.is_empty() {
         let changes: Vec<(String, Setting)> = checked.iter().map(|change| (change.name.clone(), change.setting.clone())).collect();
@@ -121,7 +124,14 @@ fn check(name: &str, value: &NewValue) -> Result<Checked, nacre_pool::properties
     })
 }
 
-fn one(pool: &Imported, mounts: &dyn Mounts, id: u64, checked: &[Checked], doing: &dyn Fn(&str) -> String) -> Result<Vec<String>, Refusal> {
+fn one(
+    pool: &Imported,
+    mounts: &dyn Mounts,
+    id: u64,
+    checked: &[Checked],
+    unmounted: bool,
+    doing: &dyn Fn(&str) -> String,
+) -> Result<Vec<String>, Refusal> {
     let (name, affected) = {
         let mut objects = Objects::now(pool, mounts);
         (objects.known(id)?.name.clone(), objects.descendants(id)?)
@@ -137,11 +147,16 @@ fn one(pool: &Imported, mounts: &dyn Mounts, id: u64, checked: &[Checked], doing
         Ok(())
     };
     let apply = || pool.pool.set_properties(&edits).map(drop).map_err(|error| refused(&doing(&name), &error));
-    let change = Change { affected, force: false, foresee: &foresee, apply: &apply };
-    let failed = moves::change(pool, mounts, &change)?;
+    let failed = if unmounted {
+        apply()?;
+        moves::refresh(pool, mounts, &affected)?;
+        Vec::new()
+    } else {
+        moves::change(pool, mounts, &Change { affected: affected.clone(), force: false, places: None, foresee: &foresee, apply: &apply })?
+    };
     if checked.iter().any(|change| change.name == "snapdir") {
         // The kernel knows what was in the root directory.
-        change.affected.iter().for_each(|id| mounts.root_changed(*id));
+        affected.iter().for_each(|id| mounts.root_changed(*id));
     }
     Ok(failed)
 }

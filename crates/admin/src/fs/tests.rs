@@ -47,9 +47,30 @@ impl Mounts for Noted {
         if self.used.lock().contains(&what.dataset) && !force {
             return Err(Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", there[place].at.display())));
         }
+        let above = |other: &&Mounted| other.at != there[place].at && there[place].at.starts_with(&other.at);
+        if there[place..].iter().any(|other| above(&other)) {
+            return Err(Refusal::new(Kind::Invalid, format!("cannot unmount '{}': it is hidden", there[place].at.display())));
+        }
         let gone = there.remove(place);
-        assert!(!there.iter().any(|other| other.at.starts_with(&gone.at)), "{} below {} is still mounted", what.dataset, gone.at.display());
+        let on_it = |other: &Mounted| other.at.starts_with(&gone.at);
+        assert!(!there[place..].iter().any(on_it), "{} below {} is still mounted", what.dataset, gone.at.display());
         Ok(())
+    }
+
+    fn is_free(&self, what: What) -> Result<(), Refusal> {
+        self.asked.lock().push(format!("free {}", what.dataset));
+        let used = self.used.lock().contains(&what.dataset);
+        if used { Err(Refusal::new(Kind::Busy, "cannot unmount: pool or dataset is busy".to_owned())) } else { Ok(()) }
+    }
+
+    fn hidden(&self) -> Vec<u64> {
+        let there = self.there.lock();
+        let over = |place: usize| there[place..].iter().any(|later| later.at != there[place].at && there[place].at.starts_with(&later.at));
+        (0..there.len()).filter(|place| over(*place)).map(|place| there[place].what.dataset).collect()
+    }
+
+    fn tidy(&self, at: &Path) {
+        self.asked.lock().push(format!("tidy {}", at.display()));
     }
 
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal> {
@@ -97,7 +118,7 @@ impl World {
 
     fn within(opening: Opening) -> World {
         let device: Arc<dyn Device> = Arc::new(Simulator::new("memory", 256 << 20));
-        let pool = Imported::create(vec![device], "t", opening).unwrap();
+        let pool = Imported::create(vec![device], "t", &[], opening).unwrap();
         World { pool, mounts: Noted::default() }
     }
 
@@ -215,9 +236,14 @@ fn destroy(target: &str) -> ToDestroy {
 
 fn set(name: &str, property: &str, value: &str) -> Request {
     let properties = vec![(property.to_owned(), NewValue::Local(value.to_owned()))];
-    Request::Set(ToSet { names: vec![name.to_owned()], recursive: false, properties })
+    Request::Set(ToSet { names: vec![name.to_owned()], properties, ..ToSet::default() })
 }
 
 fn inherit(name: &str, property: &str, recursive: bool) -> Request {
-    Request::Set(ToSet { names: vec![name.to_owned()], recursive, properties: vec![(property.to_owned(), NewValue::Inherit)] })
+    Request::Set(ToSet {
+        names: vec![name.to_owned()],
+        recursive,
+        properties: vec![(property.to_owned(), NewValue::Inherit)],
+        ..ToSet::default()
+    })
 }

@@ -138,7 +138,7 @@ fn filesystem_figure(objects: &mut Objects<'_>, id: u64, name: &str) -> Result<O
             Some((_, row)) => row.value.clone(),
             None => return Ok(None),
         },
-        "mounted" => yes(objects.mounted(id).is_some()),
+        "mounted" => yes(objects.is_seen(id)),
         "origin" => match row.origin {
             Some((of, txg)) => objects.name(&Object::Snapshot { of, txg })?,
             None => return Ok(None),

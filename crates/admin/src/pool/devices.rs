@@ -55,6 +55,23 @@ impl Fresh {
         Err(Refusal::new(Kind::Invalid, what))
     }
 
+    /// Whether the places of labels can be written on all of them: what is there is written once more. A write to a device of a pool may wait for ever
+    /// (`failmode=wait`), and these are none yet.
+    ///
+    /// # Errors
+    /// One that cannot be written.
+    pub fn try_writing(&self, doing: &str) -> Result<(), Refusal> {
+        self.devices.iter().try_for_each(|device| {
+            let ends = [0, device.length().saturating_sub(label::ENDS)];
+            let mut there = vec![0; label::ENDS as usize];
+            let written = ends.into_iter().try_for_each(|at| device.read_at(&mut there, at).and_then(|()| device.write_at(&there, at)));
+            written.and_then(|()| device.sync()).map_err(|error| {
+                let refusal = refusal("cannot write", Path::new(device.name()), &error);
+                Refusal { what: format!("{doing}: {}", refusal.what), ..refusal }
+            })
+        })
+    }
+
     /// The devices, which are about to be written to.
     #[must_use]
     pub fn devices(&self) -> Vec<Arc<dyn Device>> {

@@ -11,10 +11,7 @@ use crate::counted::{Counts, Spread};
 use crate::imported::now;
 use crate::{Imported, Refusal};
 
-/// What the feature is called by which metadata is written twice.
-pub const TWICE: &str = "metadata_twice";
-/// What the feature is called by which names of neighbouring numbers lie side by side.
-pub const NEAR: &str = "names_side_by_side";
+pub use nacre_pool::properties::features::{FOLDED, NEAR, TWICE};
 
 /// The figures of a pool. Sizes in bytes, times in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +31,9 @@ pub struct Figures {
     /// New file systems have names of neighbouring numbers side by side, or a process does not tell.
     #[serde(default = "untold")]
     pub near: bool,
+    /// There is, or was, a file system in which names are the same though their bytes differ. A process that does not tell knows of none.
+    #[serde(default)]
+    pub folding: bool,
     /// The part of the metadata that has no second copy yet.
     #[serde(default)]
     pub lies_once: u64,
@@ -48,7 +48,7 @@ pub struct Figures {
     pub freeing: u64,
     /// The part of the free room that lies in slots which hold something, percent: the cleaner gets it.
     pub fragmentation: u64,
-    /// ONLINE, or SUSPENDED after a write that failed.
+    /// ONLINE, SUSPENDED after a write that failed, DEGRADED where the file of a device was deleted.
     pub health: String,
     /// Why it is suspended.
     pub suspended: Option<String>,
@@ -90,17 +90,38 @@ pub struct DeviceFigures {
     pub allocated: u64,
     /// Slots that hold something, bytes.
     pub occupied: u64,
+    /// Where it can still be read, if its file was deleted.
+    #[serde(default)]
+    pub deleted: Option<String>,
     /// What was counted.
     pub counts: Counts,
     /// How requests are spread.
     #[serde(default)]
     pub spread: Spread,
+    /// Its length when it became part of the pool or was last expanded, bytes; 0 where a process does not tell.
+    #[serde(default)]
+    pub length: u64,
     /// What it was told of free room by hand.
     #[serde(default)]
     pub trim: TrimReport,
+    /// What a command calls it, where not by its path.
+    #[serde(skip)]
+    pub shown: Option<String>,
 }
 
 impl DeviceFigures {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.shown.as_deref().unwrap_or(&self.path)
+    }
+
+    /// Its state in the words of ZFS.
+    #[must_use]
+    pub fn health(&self) -> &'static str {
+        if self.deleted.is_some() { "REMOVED" } else { "ONLINE" }
+    }
+
     /// What is free on it, bytes.
     #[must_use]
     pub fn free(&self) -> u64 {
@@ -143,7 +164,12 @@ impl Figures {
     fn now(pool: &Imported) -> Result<Self, Refusal> {
         let (identity, space) = (pool.store.identity(), pool.store.space());
         let Space { size, allocated, free, freeing, free_slots, .. } = space;
-        let suspended = pool.suspended();
+        let (suspended, devices) = (pool.suspended(), devices(pool));
+        let health = match &suspended {
+            Some(_) => "SUSPENDED",
+            None if devices.iter().any(|device| device.deleted.is_some()) => "DEGRADED",
+            None => "ONLINE",
+        };
         let whole = free_slots.saturating_mul(pool.store.slot());
         Ok(Self {
             name: pool.name(),
@@ -152,19 +178,20 @@ impl Figures {
             expandable: pool.store.expandable(),
             twice: pool.store.is_twice(),
             near: pool.store.is_near(),
+            folding: pool.store.is_folding(),
             lies_once: pool.store.lies_once(),
             unwritten: pool.store.unwritten(),
             allocated,
             free,
             freeing,
             fragmentation: percent(free.saturating_sub(whole), free),
-            health: if suspended.is_some() { "SUSPENDED" } else { "ONLINE" }.to_owned(),
+            health: health.to_owned(),
             suspended,
             waits: false,
             altroot: pool.opening.altroot.as_ref().map(|path| path.display().to_string()),
             read_only: pool.read_only,
             properties: pool.pool.pool_properties()?,
-            devices: devices(pool),
+            devices,
             since: pool.since,
             now: now(),
             txg: pool.store.durable().0,
@@ -199,9 +226,12 @@ fn devices(pool: &Imported) -> Vec<DeviceFigures> {
             size,
             allocated,
             occupied,
+            deleted: device.deleted().map(|path| path.display().to_string()),
             counts: device.counts(),
             spread: device.spread(),
             trim: pool.trim.report(index),
+            length: member.length,
+            shown: None,
         });
     }
     figures

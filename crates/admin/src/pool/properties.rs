@@ -1,6 +1,6 @@
 //! The properties of pools: which value each has, where it comes from, and what may be set.
 
-use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, pool_property};
+use nacre_pool::properties::{POOL_PROPERTIES, Property, PropertyError, Settable, features, pool_property};
 
 use super::figures::{Figures, percent};
 use crate::{Imported, Kind, Refusal};
@@ -16,7 +16,7 @@ pub struct Value {
     pub source: &'static str,
 }
 
-/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as far as it has one, then users' own.
+/// The names of all properties of a pool, in the order in which `get all` shows them: ZFS' order as far as it has one, features that it has, then users' own.
 #[must_use]
 pub fn names(pool: &Figures) -> Vec<String> {
     let first = [
@@ -35,7 +35,22 @@ pub fn names(pool: &Figures) -> Vec<String> {
     ];
     let rest = POOL_PROPERTIES.iter().map(|definition| definition.name).filter(|name| !first.contains(name));
     let own = pool.properties.iter().map(|(name, _)| name.clone()).filter(|name| name.contains(':'));
-    first.into_iter().chain(rest).map(ToOwned::to_owned).chain(own).collect()
+    let known = [features::TWICE, features::NEAR, features::FOLDED].into_iter().chain(features::SERVED.iter().copied());
+    let there = known.filter(|name| state(pool, name) != "disabled");
+    let there = there.map(|name| format!("feature@{name}"));
+    first.into_iter().chain(rest).map(ToOwned::to_owned).chain(there).chain(own).collect()
+}
+
+/// Whether a pool has a feature, in ZFS' words: `enabled` is what it gets as soon as something needs it.
+fn state(pool: &Figures, feature: &str) -> &'static str {
+    let active = match feature {
+        features::TWICE => pool.twice,
+        features::NEAR => pool.near,
+        features::FOLDED if !pool.folding => return "enabled",
+        features::FOLDED => true,
+        other => features::SERVED.contains(&other),
+    };
+    if active { "active" } else { "disabled" }
 }
 
 /// The whole name of a property that may be abbreviated ("cap"), and its heading.
@@ -85,7 +100,10 @@ pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
         "version" => plain(nacre_pool::label::VERSION.to_string()),
         "altroot" => pool.altroot.as_deref().map_or_else(|| Value { source: "default", ..nothing() }, set),
         "readonly" if pool.read_only => set("on"),
-        _ => stored(pool, name, property.as_ref()),
+        _ => match name.strip_prefix("feature@") {
+            Some(feature) => set(state(pool, feature)),
+            None => stored(pool, name, property.as_ref()),
+        },
     })
 }
 
@@ -119,7 +137,7 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
     if pool.read_only {
         return Err(Refusal::new(Kind::Permission, format!("{doing}: pool is read only")));
     }
-    let refused = |error: PropertyError| Refusal::new(Kind::Invalid, format!("{doing}: {error}"));
+    let refused = |error: PropertyError| Refusal::new(Kind::Invalid, format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES));
     if let Ok(Property::Known(definition)) = pool_property(name)
         && definition.settable == Settable::AtCreation
     {
@@ -127,6 +145,15 @@ pub fn set(pool: &Imported, name: &str, value: &str) -> Result<(), Refusal> {
         return Err(error);
     }
     let (name, value) = parse(name, value, false).map_err(refused)?;
+    if let Some(feature) = name.strip_prefix("feature@") {
+        let lacks = features::is_own(feature) && state(&Figures::of(pool)?, feature) == "disabled";
+        let next = format!("nacre pool upgrade {}", pool.name());
+        return if lacks {
+            Err(Refusal::new(Kind::Invalid, format!("{doing}: '{name}' comes with an upgrade")).next(next))
+        } else {
+            Ok(())
+        };
+    }
     let removes = name.contains(':') && value.is_empty();
     let change = (name.as_str(), (!removes).then_some(value.as_str()));
     pool.pool.set_pool_properties(&[change]).map_err(|error| Refusal::pool(&doing, &error))?;

@@ -9,6 +9,7 @@ use crate::table::COUNT;
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#1d2733}\
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.5rem 0 1.5rem}\
+.wide{overflow-x:auto}.wide svg{min-width:48rem}\
 th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #d9dee4;white-space:nowrap}\
 th:first-child,td:first-child{text-align:left}small{color:#66717d}.slow{background:#fbe3df}.fast{background:#e0f2e5}\
 svg{max-width:100%;height:auto}pre{overflow-x:auto;background:#f4f6f8;padding:1rem}h2{margin-top:2rem}";
@@ -18,7 +19,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
     let sections = sections(report);
     let title = format!("nacre bench {}: {}", report.table, report.title);
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<ul>",
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n<ul>",
         escape(&title)
     );
     for line in provenance(report).iter().chain(&remarks(report)) {
@@ -27,7 +28,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
     let base = escape(base(report));
     out.push_str(&format!("</ul>\n<p>Percentages are changes of throughput against {base}; in brackets the ratio of times.</p>\n"));
     for section in &sections {
-        out.push_str(&format!("<h2>{}</h2>\n{}\n", escape(&section.title), plot::ratios(report, section)?));
+        out.push_str(&format!("<h2>{}</h2>\n<div class=\"wide\">{}</div>\n", escape(&section.title), plot::ratios(report, section)?));
         table(&mut out, report, section);
     }
     count_table(&mut out, report);
@@ -35,7 +36,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
     let curves = plot::curves(report)?;
     if !curves.is_empty() {
         out.push_str("<h2>Throughput by file size</h2>\n");
-        curves.iter().for_each(|curve| out.push_str(&format!("{curve}\n")));
+        curves.iter().for_each(|curve| out.push_str(&format!("<div class=\"wide\">{curve}</div>\n")));
     }
     let verdicts = figures::judge_table(report)?;
     if verdicts.iter().any(|verdict| verdict.reached.is_some()) {
@@ -47,7 +48,7 @@ pub fn page(report: &Report) -> Result<String, Failure> {
 }
 
 fn heading(out: &mut String, report: &Report, columns: &[usize]) {
-    out.push_str("<table><tr><th>test</th>");
+    out.push_str("<div class=\"wide\"><table><tr><th>test</th>");
     for target in columns.iter().filter_map(|column| report.targets.get(*column)) {
         out.push_str(&format!("<th>{}</th>", escape(&target.title)));
     }
@@ -71,7 +72,7 @@ fn count_table(out: &mut String, report: &Report) {
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</table>\n");
+    out.push_str("</table></div>\n");
 }
 
 fn table(out: &mut String, report: &Report, section: &Section) {
@@ -94,7 +95,7 @@ fn table(out: &mut String, report: &Report, section: &Section) {
         }
         out.push_str("</tr>\n");
     }
-    out.push_str("</table>\n");
+    out.push_str("</table></div>\n");
 }
 
 /// Colours only what is beyond the noise of a run.
@@ -107,18 +108,18 @@ fn class(ratio: f64) -> &'static str {
 }
 
 fn means(out: &mut String, report: &Report, sections: &[Section]) {
-    out.push_str("<h2>Mean of all rows</h2>\n<table>");
+    out.push_str("<h2>Mean of all rows</h2>\n<div class=\"wide\"><table>");
     for (target, mean) in report.targets.iter().zip(overall(report, sections)) {
         if let Some(mean) = mean.filter(|_| target.id != target.baseline) {
             out.push_str(&format!("<tr><td>{}</td><td{}>{}</td></tr>", escape(&target.title), class(mean), percent(mean)));
         }
     }
-    out.push_str("</table>\n");
+    out.push_str("</table></div>\n");
 }
 
 fn cells(out: &mut String, report: &Report) {
     out.push_str(
-        "<details><summary>Every measurement</summary><table><tr><th>test</th><th>target</th><th>file KiB</th><th>record KiB</th>",
+        "<details><summary>Every measurement</summary><div class=\"wide\"><table><tr><th>test</th><th>target</th><th>file KiB</th><th>record KiB</th>",
     );
     out.push_str("<th>median s</th><th>min s</th><th>max s</th><th>ratio</th></tr>\n");
     let counted = |cell: &Cell| report.tests.iter().any(|test| test.id == cell.test && test.unit == COUNT);
@@ -137,7 +138,7 @@ fn cells(out: &mut String, report: &Report) {
             spread.maximum
         ));
     }
-    out.push_str("</table></details>\n");
+    out.push_str("</table></div></details>\n");
 }
 
 fn escape(text: &str) -> String {
@@ -160,6 +161,10 @@ mod tests {
         }
         assert!(page.contains("<td>full: over the limit</td><td>-</td><td class=\"slow\">4096</td>"));
         assert!(page.contains("Example &lt;9000&gt;"));
+        let scrolled = page.matches("<div class=\"wide\"><table>").count() + page.matches("<div class=\"wide\"><svg").count();
+        assert_eq!(scrolled, page.matches("<table>").count() + page.matches("<svg").count(), "what is wide scrolls on a narrow screen");
+        assert_eq!(page.matches("<div").count(), page.matches("</div>").count());
+        assert!(page.contains("name=\"viewport\""));
         assert!(page.contains("<td class=\"slow\">-50 % <small>(2.00x)</small></td>"));
     }
 }

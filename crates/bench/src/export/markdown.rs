@@ -16,13 +16,22 @@ fn markers(table: &str, section: Option<&str>) -> (String, String) {
 pub fn replace(old: &str, section: Option<&str>, report: &Report) -> Result<String, Failure> {
     let (begin, end) = markers(&report.table, section);
     let part = format!("{begin}\n{}{end}", table(report)?);
-    match (old.split_once(&begin), old.split_once(&end)) {
-        (None, None) => {
+    Ok(match place(old, &report.table, section)? {
+        None => {
             let gap = if old.is_empty() || old.ends_with("\n\n") { "" } else { "\n" };
-            Ok(format!("{old}{gap}{part}\n"))
+            format!("{old}{gap}{part}\n")
         }
-        (Some((head, _)), Some((until, tail))) if until.len() >= head.len() => Ok(format!("{head}{part}{tail}")),
-        _ => Err(Failure::new(format!("the markers of table {} do not match", report.table))),
+        Some((head, tail)) => format!("{head}{part}{tail}"),
+    })
+}
+
+/// What stands before and behind the part of a table's section; `None` where it has none yet.
+pub fn place<'a>(old: &'a str, table: &str, section: Option<&str>) -> Result<Option<(&'a str, &'a str)>, Failure> {
+    let (begin, end) = markers(table, section);
+    match (old.split_once(&begin), old.split_once(&end)) {
+        (None, None) => Ok(None),
+        (Some((head, _)), Some((until, tail))) if until.len() >= head.len() => Ok(Some((head, tail))),
+        _ => Err(Failure::new(format!("the markers of table {table} do not match"))),
     }
 }
 

@@ -31,12 +31,35 @@ const COLOURS: [RGBColor; 12] = [
     RGBColor(110, 110, 110),
 ];
 
+/// Lines at the ticks.
+const GRID: RGBColor = RGBColor(222, 222, 222);
+
 fn failed(error: impl Display) -> Failure {
     Failure::new(format!("drawing a plot: {error}"))
 }
 
 fn colour(column: usize) -> RGBColor {
     COLOURS.get(column % COLOURS.len()).copied().unwrap_or(BLACK)
+}
+
+/// Where a logarithmic axis has a line and a label: at 1, 2 and 5 of each power of ten, or at the powers alone where that would be too many.
+fn ticks(from: f64, to: f64) -> Vec<f64> {
+    const MOST: usize = 10;
+    let powers = || (from.log10().floor() as i32..=to.log10().ceil() as i32).map(|power| 10_f64.powi(power));
+    let within = |tick: &f64| (from..=to).contains(tick);
+    let all: Vec<f64> = powers().flat_map(|power| [power, 2.0 * power, 5.0 * power]).filter(within).collect();
+    if all.len() <= MOST { all } else { powers().filter(within).collect() }
+}
+
+/// Where [`ticks`] stand, the library's own labels do not: these run into each other on logarithmic axes.
+fn no_label(_tick: &f64) -> String {
+    String::new()
+}
+
+/// A tick's label, with no more digits than it needs: 0.05, 2, 100.
+fn label(tick: f64) -> String {
+    let digits = (-tick.log10().floor()).max(0.0) as usize;
+    format!("{tick:.digits$}")
 }
 
 /// Ratio of times per test and target, as horizontal bars on a logarithmic axis from 1, which is the baseline.
@@ -59,7 +82,15 @@ pub fn ratios(report: &Report, section: &Section) -> Result<String, Failure> {
             .y_label_area_size(220)
             .build_cartesian_2d((least * 0.9..most * 1.1).log_scale(), rows..0.0)
             .map_err(failed)?;
-        chart.configure_mesh().disable_y_mesh().y_labels(0).x_desc("time, as a multiple of the baseline's").draw().map_err(failed)?;
+        let mut mesh = chart.configure_mesh();
+        mesh.disable_mesh().y_labels(0).x_label_formatter(&no_label);
+        mesh.x_desc("time, as a multiple of the baseline's").draw().map_err(failed)?;
+        for tick in ticks(least * 0.9, most * 1.1) {
+            chart.draw_series(LineSeries::new([(tick, 0.0), (tick, rows)], GRID)).map_err(failed)?;
+            let (x, y) = chart.backend_coord(&(tick, rows));
+            let style = ("sans-serif", 12).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Top));
+            area.draw_text(&label(tick), &style, (x, y + 6)).map_err(failed)?;
+        }
         for (place, row) in section.rows.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(least * 0.9, place as f64 + 0.4));
             let style = ("sans-serif", 13).into_font().color(&BLACK);
@@ -144,23 +175,31 @@ fn draw_curves(report: &Report, name: &str, curves: &[(usize, Vec<(f64, f64)>)])
         let area = SVGBackend::with_string(&mut svg, (WIDTH, 420)).into_drawing_area();
         area.fill(&WHITE).map_err(failed)?;
         let (plot, strip) = area.split_horizontally(WIDTH - LEGEND);
+        let (floor, ceiling) = (low * 0.7, high * 1.4);
         let mut chart = ChartBuilder::on(&plot)
             .margin(10)
             .caption(name, ("sans-serif", 18))
             .x_label_area_size(40)
             .y_label_area_size(80)
             // One file size is still a plot: the axis needs some width.
-            .build_cartesian_2d((left * 0.8..right * 1.25).log_scale().base(2.0), (low * 0.7..high * 1.4).log_scale())
+            .build_cartesian_2d((left * 0.8..right * 1.25).log_scale().base(2.0), (floor..ceiling).log_scale())
             .map_err(failed)?;
         chart
             .configure_mesh()
             .x_desc("file size")
             .x_label_formatter(&|kib| size(*kib))
-            .y_label_formatter(&|rate| format!("{rate:.0}"))
+            .disable_y_mesh()
+            .y_label_formatter(&no_label)
             .y_desc("MB/s")
             .light_line_style(BLACK.mix(0.05))
             .draw()
             .map_err(failed)?;
+        for tick in ticks(floor, ceiling) {
+            chart.draw_series(LineSeries::new([(left * 0.8, tick), (right * 1.25, tick)], GRID)).map_err(failed)?;
+            let (x, y) = chart.backend_coord(&(left * 0.8, tick));
+            let style = ("sans-serif", 12).into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
+            area.draw_text(&label(tick), &style, (x - 6, y)).map_err(failed)?;
+        }
         for (column, curve) in curves {
             let own = colour(*column);
             chart.draw_series(LineSeries::new(curve.iter().copied(), own.stroke_width(2)).point_size(3)).map_err(failed)?;
@@ -169,4 +208,22 @@ fn draw_curves(report: &Report, name: &str, curves: &[(usize, Vec<(f64, f64)>)])
         area.present().map_err(failed)?;
     }
     Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_stay_apart() {
+        assert_eq!(ticks(0.45, 14.0), [0.5, 1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(ticks(0.45, 2.2), [0.5, 1.0, 2.0]);
+        assert_eq!(ticks(0.009, 1500.0), [0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]);
+        let report = crate::sample_report::report();
+        let sections = crate::summary::sections(&report);
+        let plot = ratios(&report, sections.first().unwrap()).unwrap();
+        assert!(plot.contains("\n1\n") && plot.contains("\n2\n"), "{plot}");
+        assert!(!plot.contains("\n1.0\n"), "one label at each tick: {plot}");
+        assert_eq!([0.02, 0.5, 1.0, 2000.0].map(label), ["0.02", "0.5", "1", "2000"]);
+    }
 }

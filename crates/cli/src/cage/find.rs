@@ -7,24 +7,24 @@ use crate::{
     control::{self, Found, Peer},
     failure::{Exit, Failure},
     report::{path_text, printable},
+    runtime::Whose,
 };
 use nacre_layers::size::Size;
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
 };
 
-/// All cages, by directory; says which processes do not answer.
+/// All cages of these users, by directory; says which processes do not answer.
 ///
 /// # Errors
 /// Records of cages that cannot be read.
-pub fn all() -> Result<Vec<CageReport>, Failure> {
-    let found = control::find();
-    for pid in &found.silent {
-        // A warning that nobody can read is not worth failing for.
-        let _ = writeln!(std::io::stderr(), "nacre: process {pid} serves a mount and does not answer");
-    }
+pub fn all(whose: &Whose) -> Result<Vec<CageReport>, Failure> {
+    let found = control::find(whose);
+    found.tell_silent();
+    crate::status::tell_detached(
+        found.peers.iter().map(|peer| (&peer.report.mountpoint, peer.report.detached && !peer.report.cages.is_empty(), peer.report.pid)),
+    );
     of(found)
 }
 
@@ -33,7 +33,7 @@ pub fn all() -> Result<Vec<CageReport>, Failure> {
 /// # Errors
 /// As [`all`].
 pub fn known() -> Result<Vec<CageReport>, Failure> {
-    of(control::find())
+    of(control::find(&Whose::Ours))
 }
 
 fn of(found: Found) -> Result<Vec<CageReport>, Failure> {

@@ -74,10 +74,12 @@ impl CageEngine for LoopEngine {
         if image.fstype == FileSystem::Btrfs && bytes < BTRFS_RESIZED {
             return Err(Failure::usage(format!("Btrfs resizes to {} MiB or more only", BTRFS_RESIZED >> 20)));
         }
+        resize::go_on(&image, sparse, record)?;
+        let record = &Record { resizing: false, ..record.clone() };
         if bytes >= image.length()? {
-            resize::grow(&image, sparse, &record.mountpoint, bytes, tell)?;
+            resize::grow(&image, sparse, record, bytes, tell)?;
         } else {
-            resize::shrink(&image, sparse, &record.mountpoint, bytes, tell)?;
+            resize::shrink(&image, sparse, record, bytes, tell)?;
         }
         let record = Record { bytes, ..record.clone() };
         record.save()?;

@@ -52,13 +52,13 @@ pub fn apart(directory: &Path, mountpoint: &Path) -> Result<(), Failure> {
 /// Refuses a second cage for a directory: each would count what goes through the other only afterwards. `table` is the table of mounts.
 ///
 /// # Errors
-/// The directory is the root of a cage, or what a cage shows; or it was one whose mount is detached and has users left.
+/// The directory is the root of a cage, or what a cage shows. One that is detached does not count: it is taken over.
 pub fn uncaged(directory: &Path, cages: &[CageReport], table: &[MountEntry]) -> Result<(), Failure> {
     let text = path_text(directory);
     let Some(cage) = cages.iter().find(|cage| cage.attached && (cage.directory == text || cage.mountpoint == text)) else { return Ok(()) };
     if cage.pid != 0 && !table.iter().any(|entry| path_text(&entry.mountpoint) == cage.mountpoint) {
-        let what = format!("the cage of {text} is unmounted, but files in it are still open: process {} serves them", cage.pid);
-        return Err(Failure::new(what).exit(Exit::Busy).next("it ends with the last of its users; reload or restart them"));
+        let what = format!("the cage of {text} is mounted in another mount namespace only, that of process {}, which serves it", cage.pid);
+        return Err(Failure::new(what).exit(Exit::Busy).next(format!("`kill {}` ends it", cage.pid)));
     }
     let place = if cage.mountpoint == text { String::new() } else { format!(" at {}", cage.mountpoint) };
     Err(Failure::new(format!("{text} is a cage already{place} (engine {})", cage.engine))
@@ -91,9 +91,9 @@ mod tests {
     fn nothing_is_caged_twice() {
         let cage = CageReport { directory: "/a".to_owned(), mountpoint: "/b".to_owned(), attached: true, ..CageReport::default() };
         let gone = CageReport { directory: "/d".to_owned(), mountpoint: "/d".to_owned(), attached: false, ..CageReport::default() };
-        let detached =
+        let elsewhere =
             CageReport { directory: "/e".to_owned(), mountpoint: "/e".to_owned(), attached: true, pid: 7, ..CageReport::default() };
-        let cages = [cage, gone, detached];
+        let cages = [cage, gone, elsewhere];
         for (directory, exit) in [
             ("/a", Some(Exit::Failure)),
             ("/b", Some(Exit::Failure)),

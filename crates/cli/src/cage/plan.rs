@@ -5,7 +5,7 @@ use crate::{
     failure::Failure,
     options::{self, Opt, TABLE},
     plan::{self, MountPlan, Plan, StackSource},
-    settings::{Engine, Settings},
+    settings::{Atime, Engine, Settings},
     words::Given,
 };
 use nacre_layers::{
@@ -164,7 +164,7 @@ fn check_settings(cage: &CageSettings) -> Result<(), Failure> {
 
 /// The directory, the cage, and what logs.
 fn layers(settings: &Settings, source: PathBuf) -> Vec<LayerSpec> {
-    let mut layers = vec![LayerSpec::Host(HostSpec { source, ..settings.host.clone() })];
+    let mut layers = vec![LayerSpec::Host(HostSpec { source, noatime: settings.door.atime == Some(Atime::No), ..settings.host.clone() })];
     layers.push(settings.cage.layer());
     if settings.debug {
         layers.push(LayerSpec::Trace(TraceSpec { level: TraceLevel::All }));

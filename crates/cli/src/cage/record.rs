@@ -10,13 +10,14 @@ use super::{
 use crate::{
     failure::{Exit, Failure},
     report::path_text,
+    whole_file,
 };
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     ffi::OsString,
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write},
+    io,
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::{DirBuilderExt, OpenOptionsExt},
@@ -46,6 +47,9 @@ pub struct Record {
     pub made: u64,
     /// What the engine needs to know.
     pub detail: Detail,
+    /// It is unmounted only for as long as it is given another size.
+    #[serde(default)]
+    pub resizing: bool,
 }
 
 /// What only one engine knows.
@@ -86,7 +90,17 @@ impl Record {
     pub fn new(engine: EngineKind, directory: &Path, mountpoint: &Path, bytes: u64, inodes: Option<u64>, detail: Detail) -> Record {
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = state::identifier(mountpoint, 0);
-        Record { id, engine, directory: directory.to_owned(), mountpoint: mountpoint.to_owned(), bytes, inodes, made, detail }
+        Record {
+            id,
+            engine,
+            directory: directory.to_owned(),
+            mountpoint: mountpoint.to_owned(),
+            bytes,
+            inodes,
+            made,
+            detail,
+            resizing: false,
+        }
     }
 
     /// All there are, by the places where they show.
@@ -141,10 +155,8 @@ impl Record {
         let failed = |error: io::Error| Failure::io("cannot write", path_text(&path), &error);
         let mut text = serde_json::to_vec_pretty(self).map_err(|error| failed(error.into()))?;
         text.push(b'\n');
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unready).map_err(failed)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
-        fs::rename(&unready, &path).map_err(failed)?;
-        path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all()).map_err(failed)
+        let options = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+        whole_file::replace(&path, &unready, &options, &text).map_err(failed)
     }
 
     /// Forgets it.

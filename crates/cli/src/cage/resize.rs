@@ -106,7 +106,7 @@ impl FromStr for InodeChange {
 /// # Errors
 /// No cage of that name, or a limit that its engine cannot take.
 pub fn run(directory: &Path, size: Option<SizeChange>, inodes: Option<InodeChange>) -> Result<Vec<String>, Failure> {
-    if let Some((peer, cage)) = find::served(control::peers(), directory)? {
+    if let Some((peer, cage)) = find::served(control::find(&control::whose(&[directory.to_owned()])).peers, directory)? {
         let answer = peer.ask(&Request::ResizeCage { cage, size, inodes })?;
         let Answer::Cage(cage) = answer else {
             return Err(

@@ -6,7 +6,7 @@ use super::{
     find, place,
     plan::{self, CagePlan},
     record::Record,
-    resize, status, writers,
+    resize, state, status, writers,
 };
 use crate::{
     daemon,
@@ -16,6 +16,7 @@ use crate::{
     run, serve,
     settings::Engine,
 };
+use nacre_layers::size::{LimitRule, Size};
 use std::{
     io::{self, Write},
     path::Path,
@@ -32,6 +33,7 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     }
     let program = plan.mount.program.as_str();
     plan.mount.warnings.iter().for_each(|warning| tell(program, warning));
+    state::sweep();
     let image = known_image(plan)?;
     if plan.settings.size.is_none() && plan.engine != Engine::Loop && image.is_none() {
         return Err(plan::no_size());
@@ -52,6 +54,9 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
     if plan.engine == Engine::Auto || image.is_some() {
         tell(program, &format!("engine {engine}: {reason}"));
     }
+    serve::notices(&plan.mount).iter().for_each(|notice| tell(program, notice));
+    larger_than_disk(&wanted.directory, wanted.bytes).iter().for_each(|notice| tell(program, notice));
+    larger_than_cage(&plan.settings.limits, wanted.bytes).iter().for_each(|notice| tell(program, notice));
     if wanted.mountpoint.is_none() && engine != EngineKind::Quota {
         writers::warnings(&wanted.directory).iter().for_each(|warning| tell(program, warning));
     }
@@ -60,6 +65,27 @@ pub fn make(plan: &CagePlan) -> Result<ExitCode, Failure> {
         None if plan.mount.foreground => serve::run(&plan.mount, reason, false).map(|()| ExitCode::SUCCESS),
         None => run::in_background(&reason),
     }
+}
+
+/// What to say of a limit that the file system of the directory cannot reach.
+pub fn larger_than_disk(directory: &Path, limit: Option<u64>) -> Option<String> {
+    let figures = rustix::fs::statvfs(directory).ok()?;
+    let (limit, whole) = (limit?, figures.f_blocks.saturating_mul(figures.f_frsize));
+    let (size, most) = (Size::new(limit).short(), Size::new(whole).short());
+    // Some file systems have no size.
+    (whole > 0 && limit > whole).then(|| {
+        format!("{size} is more than the file system of {} can hold ({most}): it is full before the cage is", path_text(directory))
+    })
+}
+
+/// What to say of limits of users and directories that the cage cannot reach.
+fn larger_than_cage(limits: &[String], whole: Option<u64>) -> Vec<String> {
+    let Some(whole) = whole else { return Vec::new() };
+    let larger = limits.iter().filter(|text| {
+        let Ok(LimitRule::User(_, size) | LimitRule::Directory(_, size)) = text.parse::<LimitRule>() else { return false };
+        size.bytes() > whole
+    });
+    larger.map(|text| format!("{text} is more than the cage holds ({}): it is full before that", Size::new(whole).short())).collect()
 }
 
 /// The cage with its paths resolved.
@@ -130,9 +156,14 @@ fn tell(program: &str, line: &str) {
 /// # Errors
 /// No such cage, or what its engine says.
 pub fn order(order: &CageOrder) -> Result<(), Failure> {
+    state::sweep();
     match order {
         CageOrder::Resize { directory, size, inodes } => {
             resize::run(directory, *size, *inodes)?.iter().for_each(|line| tell("nacre", line));
+            let limit = if let Some(resize::SizeChange::To(bytes)) = size { Some(*bytes) } else { None };
+            // A mounted cage answers with its limit: what lies below it is asked beside it.
+            let place = std::path::absolute(directory).unwrap_or_else(|_| directory.clone());
+            larger_than_disk(place.parent().unwrap_or(&place), limit).iter().for_each(|line| tell("nacre", line));
             Ok(())
         }
         CageOrder::Status { view, directories } => run::print(&status::status(view, directories)?),
@@ -143,7 +174,7 @@ pub fn order(order: &CageOrder) -> Result<(), Failure> {
 
 fn remove(directory: &Path, yes: bool) -> Result<(), Failure> {
     let Some(record) = find::record(directory)? else {
-        if find::named(&find::all()?, directory).is_ok() {
+        if find::named(&find::all(&crate::control::whose(&[directory.to_owned()]))?, directory).is_ok() {
             let text = path_text(directory);
             return Err(Failure::new(format!("{text} is a cage of the engine fuse: there is nothing to remove"))
                 .next(format!("`nacre umount {text}` ends it")));

@@ -9,10 +9,12 @@ use super::{
     state,
 };
 use crate::{
+    control::{self, Request},
     failure::Failure,
     figures::About,
     mountinfo,
-    report::{path_text, printable},
+    report::{Report, path_text, printable},
+    runtime::Whose,
 };
 use nacre_fuse::Status;
 use nacre_layers::{
@@ -44,14 +46,30 @@ pub fn check(spec: &StackSpec, mountpoint: &Path, context: &Context) -> Result<(
     place::uncaged(&directory, &find::known()?, &mountinfo::read()?)
 }
 
+/// Ends what is left of a cage of the same directory that is mounted nowhere in sight any more: held by other mount namespaces, it limits nothing here, and
+/// two of them would not know of each other.
+///
+/// # Errors
+/// Files in it are open.
+pub fn take_over(spec: &StackSpec) -> Result<(), Failure> {
+    let Some(directory) = caged(spec)? else { return Ok(()) };
+    let (text, own) = (path_text(&directory), rustix::process::geteuid().as_raw());
+    let is_left = |report: &Report| report.uid == own && report.cages.iter().any(|cage| !cage.attached && cage.directory == text);
+    for peer in control::find(&Whose::Ours).peers.into_iter().filter(|peer| is_left(&peer.report)) {
+        peer.ask(&Request::Unmount { lazy: false })?;
+        tracing::warn!("the cage that {text} had was unmounted, but held by other mount namespaces: it has been ended there, too");
+    }
+    Ok(())
+}
+
 /// Gives every cage that has none a place for its accounting, and has them all know their directory by its real name; answers what to
-/// warn of.
+/// warn of, and the places that are new.
 ///
 /// # Errors
 /// A place that cannot be made.
-pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<Vec<String>, Failure> {
-    let mut warnings = Vec::new();
-    let Some(directory) = caged(spec)? else { return Ok(warnings) };
+pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<(Vec<String>, Vec<state::Begun>), Failure> {
+    let (mut warnings, mut begun) = (Vec::new(), Vec::new());
+    let Some(directory) = caged(spec)? else { return Ok((warnings, begun)) };
     if let Some(LayerSpec::Host(host)) = spec.layers.first_mut() {
         host.source.clone_from(&directory);
     }
@@ -72,11 +90,12 @@ pub fn keep_accounts(spec: &mut StackSpec, mountpoint: &Path) -> Result<Vec<Stri
                         "the accounting of the cage will not survive a reboot ({why}): after one, everything is counted anew"
                     ));
                 }
+                begun.extend(kept.begun);
                 *none = Some(kept.directory);
             }
         }
     }
-    Ok(warnings)
+    Ok((warnings, begun))
 }
 
 /// The directory below the cages of a stack, resolved; none where there is no cage, or no directory.
@@ -142,7 +161,7 @@ fn report(told: cage::CageReport, spec: &CageSpec, directory: &str, status: &Sta
         engine: "fuse".to_owned(),
         engine_reason: about.engine_reason.clone(),
         mode,
-        attached: true,
+        attached: status.attached,
         when_full: spec.when_full.word().to_owned(),
         limit: told.limit,
         used: told.used,

@@ -5,12 +5,21 @@
 //! directory keeps goes to the place of control sockets, and does not survive a reboot.
 
 use crate::{failure::Failure, report::path_text, runtime};
-use rustix::process::geteuid;
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::geteuid,
+};
 use std::{
     env,
     ffi::OsString,
     fs::{self, DirBuilder},
-    os::unix::{ffi::OsStrExt, fs::DirBuilderExt},
+    os::{
+        fd::AsFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{DirBuilderExt, OpenOptionsExt},
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -42,12 +51,14 @@ fn place(uid: u32, surroundings: Surroundings) -> Option<PathBuf> {
 }
 
 /// Where the accounting of the cage of a directory is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Kept {
     /// The directory, made if need be.
     pub directory: PathBuf,
     /// Why it does not survive a reboot, where it does not.
     pub lost_at_reboot: Option<String>,
+    /// It was made now.
+    pub begun: Option<Begun>,
 }
 
 /// The place for the cage of `directory` at `mountpoint` (both canonical), which nothing else uses; `place` tells several cages over one
@@ -61,7 +72,7 @@ pub fn of_cage(directory: &Path, mountpoint: &Path, place: usize) -> Result<Kept
     let why = match lasting {
         None => "there is neither XDG_STATE_HOME nor HOME".to_owned(),
         Some(kept) if outside(&kept, directory, mountpoint).is_ok() => {
-            return make(&kept).map(|()| Kept { directory: kept, lost_at_reboot: None });
+            return keep(kept, None);
         }
         Some(kept) => format!("{} lies in it", path_text(&kept)),
     };
@@ -70,7 +81,83 @@ pub fn of_cage(directory: &Path, mountpoint: &Path, place: usize) -> Result<Kept
         return Err(Failure::new(format!("every place for the accounting of the cage lies in {} itself", path_text(mountpoint)))
             .next("--state=DIR names a place outside"));
     }
-    make(&kept).map(|()| Kept { directory: kept, lost_at_reboot: Some(why) })
+    keep(kept, Some(why))
+}
+
+fn keep(directory: PathBuf, lost_at_reboot: Option<String>) -> Result<Kept, Failure> {
+    let begun = Begun::new(&directory);
+    make(&directory).map(|()| Kept { directory, lost_at_reboot, begun })
+}
+
+/// What marks, beside a place, that the cage whose it is has never been mounted.
+const UNREADY: &str = "new";
+
+/// A new place for the accounting of a cage that is being made. Dropped, it goes again.
+#[derive(Debug)]
+pub struct Begun {
+    place: PathBuf,
+    mark: PathBuf,
+    /// As long as it is locked, somebody makes the cage.
+    _lock: fs::File,
+}
+
+impl Begun {
+    /// Marks a place that is still to be made; nothing where there is one, or another process makes it.
+    fn new(place: &Path) -> Option<Begun> {
+        let above = place.parent()?;
+        make(above).ok()?;
+        sweep_below(above);
+        if place.exists() {
+            return None;
+        }
+        let mut mark = place.as_os_str().to_owned();
+        mark.push(format!(".{UNREADY}"));
+        let mark = PathBuf::from(mark);
+        loop {
+            let lock = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark).ok()?;
+            // Somebody may have taken it for one that was left. He removes the place before the mark, so nothing is made there until he has done so.
+            flock(&lock, FlockOperation::LockExclusive).ok()?;
+            if runtime::is_at(lock.as_fd(), &mark) {
+                return Some(Begun { place: place.to_owned(), mark, _lock: lock });
+            }
+        }
+    }
+
+    /// The cage is mounted: from now on it keeps its place.
+    pub fn mounted(mut self) {
+        self.place = PathBuf::new();
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        remove(&self.place, &self.mark);
+    }
+}
+
+/// Removes a place, and then what marks it: a place that stays does so with its mark.
+fn remove(place: &Path, mark: &Path) {
+    let gone = place.as_os_str().is_empty() || fs::remove_dir_all(place).is_ok() || !place.exists();
+    if gone && let Err(error) = fs::remove_file(mark) {
+        tracing::debug!(%error, "what a cage kept that was never mounted stays until the next one is made");
+    }
+}
+
+/// Removes what commands that were killed have left: the accounting of cages that were never mounted, records that were not written to their end.
+pub fn sweep() {
+    let lasting = base().map(|base| base.join("cage"));
+    for directory in [lasting.as_ref().map(|cages| cages.join("kernel")), lasting, Some(runtime::ours().join("cage"))].into_iter().flatten()
+    {
+        sweep_below(&directory);
+    }
+}
+
+fn sweep_below(directory: &Path) {
+    for mark in runtime::children(directory).into_iter().filter(|path| path.extension().is_some_and(|end| end == UNREADY)) {
+        if let Some(_held) = runtime::take_abandoned(&mark) {
+            remove(&mark.with_extension(""), &mark);
+        }
+    }
 }
 
 /// A place that the user names for the accounting.
@@ -165,6 +252,32 @@ mod tests {
         assert!(identifier(Path::new(&format!("/{}", "x".repeat(4000))), 0).len() < 200);
         // Known answers of the algorithm.
         assert_eq!((fnv(b""), fnv(b"a")), (0xcbf2_9ce4_8422_2325, 0xaf63_dc4c_8601_ec8c));
+    }
+
+    #[test]
+    fn a_place_that_is_never_used_goes() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = scratch.path().join("a.b-1");
+        let left = || runtime::children(scratch.path()).len();
+        // Refused.
+        let kept = keep(place.clone(), None).unwrap();
+        fs::write(place.join("lock"), "").unwrap();
+        sweep_below(scratch.path());
+        assert_eq!(left(), 2, "somebody makes it");
+        drop(kept);
+        assert_eq!(left(), 0);
+        // Killed: the kernel lets go of the lock, and nothing else.
+        let killed = keep(place.clone(), None).unwrap().begun.unwrap();
+        flock(&killed._lock, FlockOperation::Unlock).unwrap();
+        fs::write(place.join("lock"), "").unwrap();
+        sweep_below(scratch.path());
+        assert_eq!(left(), 0);
+        std::mem::forget(killed);
+        // Mounted.
+        keep(place.clone(), None).unwrap().begun.unwrap().mounted();
+        sweep_below(scratch.path());
+        assert!(keep(place, None).unwrap().begun.is_none());
+        assert_eq!(left(), 1);
     }
 
     #[test]

@@ -4,7 +4,9 @@ use super::{find, report::CageReport};
 use crate::{
     columns::{self, Align},
     commands::View,
+    control,
     failure::{Exit, Failure},
+    runtime::Whose,
 };
 use nacre_layers::size::Size;
 use std::{io::IsTerminal, path::PathBuf};
@@ -71,7 +73,10 @@ fn count(number: u64, exact: bool) -> String {
 /// A column that does not exist, a directory that is no cage.
 pub fn status(view: &View, directories: &[PathBuf]) -> Result<String, Failure> {
     let columns = choose(view)?;
-    let found = find::all()?;
+    let found = find::all(&match directories {
+        [] => Whose::told(view.everybody),
+        named => control::whose(named),
+    })?;
     let mut chosen = Vec::new();
     for directory in directories {
         chosen.push(find::named(&found, directory)?.clone());
@@ -89,7 +94,7 @@ pub fn status(view: &View, directories: &[PathBuf]) -> Result<String, Failure> {
 /// A column that does not exist.
 pub fn list(view: &View) -> Result<String, Failure> {
     let columns = choose(view)?;
-    show(&find::all()?, &columns, view)
+    show(&find::all(&Whose::told(view.everybody))?, &columns, view)
 }
 
 fn show(cages: &[CageReport], columns: &[&Column], view: &View) -> Result<String, Failure> {
@@ -143,7 +148,10 @@ fn detail(cage: &CageReport, exact: bool) -> String {
     let inodes = cage.inodes.map_or_else(|| "not told by the file system".to_owned(), |inodes| count(inodes, exact) + &of_limits);
     let mut lines = vec![
         ("cage", cage.directory.clone()),
-        ("mountpoint", if cage.attached { cage.mountpoint.clone() } else { format!("{} (not mounted)", cage.mountpoint) }),
+        (
+            "mountpoint",
+            if cage.attached { cage.mountpoint.clone() } else { format!("{} (not mounted: nothing is limited there)", cage.mountpoint) },
+        ),
         ("limit", cage.limit.map_or_else(none, size)),
         ("used", used),
         ("free", size(cage.free)),
@@ -255,7 +263,7 @@ mod tests {
     #[test]
     fn scripts_get_exact_columns() {
         let columns = Some(["name", "limit", "used", "free", "use%", "inodes", "refused"].map(str::to_owned).to_vec());
-        let view = View { json: false, scripted: true, exact: true, columns };
+        let view = View { json: false, scripted: true, exact: true, columns, everybody: false };
         let text = table(&[cage()], &choose(&view).unwrap(), &view, false);
         assert_eq!(text, "/var/log/nginx\t10737418240\t2684354560\t8053063680\t25\t12345\t0\n");
         let wrong = View { columns: Some(vec!["bogus".to_owned()]), ..View::default() };

@@ -127,7 +127,7 @@ impl Server {
         let unready = path.with_extension("new");
         // A socket of our own number is left from a process that is gone.
         let _ = fs::remove_file(&unready);
-        crate::runtime::tidy(directory);
+        crate::runtime::sweep(directory);
         let failed = |error: io::Error| Failure::io("cannot make the control socket", path.display(), &error);
         // Between bind(2) and listen(2) it looks like a stale one, which others remove: it gets its name only when it answers.
         let listener = UnixListener::bind(&unready).map_err(failed)?;

@@ -1,10 +1,14 @@
 //! The command line of `nacre fs`, as part of the table in [`crate::commands`]. Pure: arguments in, what to do out. The letters are ZFS'.
 
 use super::words;
-use crate::{commands::Order, failure::Failure};
+use crate::{
+    commands::{self, Order},
+    failure::Failure,
+};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_admin::fs::{Listing, Request, ToCreate, ToDestroy, ToHold, ToMount, ToRename, ToRollBack, ToSet, ToSnapshot, Types};
 use nacre_pool::properties::DATASET_PROPERTIES;
+use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
 /// What to do with file systems.
 #[derive(Debug)]
@@ -58,6 +62,13 @@ pub enum FsOrder {
     },
     /// Mount everything of all pools.
     MountAll(ToMount),
+    /// Mount a file system and those below it.
+    MountBelow {
+        /// The file system.
+        name: String,
+        /// How.
+        what: ToMount,
+    },
     /// Unmount: a name, a path, or everything of all pools.
     Unmount {
         /// What; `None`: all.
@@ -76,10 +87,19 @@ pub enum FsOrder {
         /// How.
         form: DiffForm,
     },
+    /// File systems have the format of their pool.
+    Upgrade,
+    /// What was delegated of a file system: nothing.
+    Allowed(String),
+    /// What would be done to all that are shared or encrypted: there are none.
+    Nothing,
     /// What owners use.
     Space(super::space::SpaceOrder),
     /// The version.
-    Version,
+    Version {
+        /// As JSON.
+        json: bool,
+    },
 }
 
 /// How tables look.
@@ -91,6 +111,8 @@ pub struct Form {
     pub exact: bool,
     /// JSON.
     pub json: bool,
+    /// As JSON, numbers are numbers.
+    pub integers: bool,
 }
 
 /// How `diff` looks.
@@ -111,6 +133,8 @@ pub struct Show {
     pub listing: Listing,
     /// Of what; nothing: of all pools.
     pub names: Vec<String>,
+    /// Other users' as well.
+    pub everybody: bool,
     /// How.
     pub form: Form,
     /// In which order: properties, and whether the greatest comes first.
@@ -157,6 +181,14 @@ fn view(command: Command) -> Command {
         .arg(flag('H', "scripted", "No headings, one tab between columns"))
         .arg(flag('p', "exact", "Exact numbers"))
         .arg(json())
+        .arg(
+            Arg::new("integers")
+                .long("json-int")
+                .action(ArgAction::SetTrue)
+                .requires("json")
+                .help("As JSON, with numbers as exact numbers instead of text"),
+        )
+        .arg(commands::all_users())
         .arg(flag('r', "recursive", "Of everything below as well"))
         .arg(
             Arg::new("depth")
@@ -188,7 +220,7 @@ pub fn command() -> Command {
 
 fn lives() -> [Command; 7] {
     [
-        Command::new("version").about("Show the version of the program"),
+        Command::new("version").about("Show the version of the program").arg(json()),
         Command::new("create")
             .about("Make a file system")
             .after_help("Examples:\n  nacre fs create tank/home\n  nacre fs create -p -o mountpoint=/srv/data tank/srv/data")
@@ -270,12 +302,13 @@ fn shows() -> [Command; 6] {
             .after_help("Examples:\n  nacre fs get all tank/home\n  nacre fs get -r -s local,received quota,compression tank\n  nacre fs get -Hp -o value used tank/home\n  nacre fs get userused@alice tank/home")
             .arg(value('o', "fields", "FIELD[,FIELD...]", "name, property, value, received, source, all"))
             .arg(value('s', "sources", "SOURCE[,SOURCE...]", "Only values that are: local, received, temporary, inherited, default, none"))
-            .arg(word("PROPERTIES", "all, or PROPERTY[,PROPERTY...]"))
+            .arg(word("PROPERTIES", "Which properties").value_name("all|PROPERTY,..."))
             .arg(words_of("WHAT", 0, "Of what [default: everything]")),
         Command::new("set")
             .about("Set properties")
             .after_help("Examples:\n  nacre fs set quota=10G compression=zstd tank/home\n  nacre fs set userquota@alice=1G tank/home\n  nacre fs set backup:policy=daily tank/home")
-            .arg(words_of("ARGUMENT", 2, "PROPERTY=VALUE..., then file systems").value_name("PROPERTY=VALUE|FILESYSTEM")),
+            .arg(flag('u', "unmounted", "Leave mounts where they are"))
+            .arg(words_of("ARGUMENT", 1, "PROPERTY=VALUE..., then file systems").value_names(["PROPERTY=VALUE...", "FILESYSTEM"])),
         Command::new("inherit")
             .about("Take own values of a property away")
             .after_help("Examples:\n  nacre fs inherit compression tank/home\n  nacre fs inherit -r atime tank")
@@ -349,9 +382,11 @@ fn mounts() -> [Command; 2] {
             .about("Mount file systems, or show what is mounted")
             .after_help("Examples:\n  nacre fs mount\n  nacre fs mount tank/home\n  nacre fs mount -a\n  nacre fs mount -o ro tank/home")
             .arg(flag('a', "all", "All whose properties ask for it"))
+            .arg(flag('R', "recursive", "A file system and all below it whose properties ask for it").requires("FILESYSTEM"))
             .arg(flag('O', "overlay", "Over directories that are not empty as well"))
             .arg(flag('f', "force", "Taken for ZFS' sake"))
             .arg(flag('v', "verbose", "Taken for ZFS' sake"))
+            .arg(flag('l', "load-keys", "").hide(true))
             .arg(json())
             .arg(value(
                 'o',
@@ -366,6 +401,7 @@ fn mounts() -> [Command; 2] {
             .after_help("Examples:\n  nacre fs unmount tank/home\n  nacre fs unmount /srv/data\n  nacre fs unmount -a")
             .arg(flag('a', "all", "All of them"))
             .arg(flag('f', "force", "Even while they are in use"))
+            .arg(flag('u', "unload-keys", "").hide(true))
             .arg(Arg::new("WHAT").required_unless_present("all").conflicts_with("all").help("A file system, or where it is mounted")),
     ]
 }
@@ -384,7 +420,9 @@ fn listed(matches: &ArgMatches, name: &str) -> Vec<String> {
 }
 
 fn form(matches: &ArgMatches) -> Form {
-    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact"), json: matches.get_flag("json") }
+    // `holds` has no numbers but times.
+    let integers = matches.try_get_one::<bool>("integers").ok().flatten().copied().unwrap_or(false);
+    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact") || integers, json: matches.get_flag("json"), integers }
 }
 
 /// Reads what `clap` has matched.
@@ -441,7 +479,7 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
         }
         "list" => FsOrder::Show(list(matches)?),
         "get" => FsOrder::Show(get(matches)?),
-        "set" => FsOrder::Set(words::settings(&texts(matches, "ARGUMENT"))?),
+        "set" => FsOrder::Set(ToSet { unmounted: has("unmounted"), ..words::settings(&texts(matches, "ARGUMENT"))? }),
         "inherit" => {
             FsOrder::Set(words::inheritance(&text(matches, "PROPERTY"), texts(matches, "FILESYSTEM"), has("recursive"), has("received"))?)
         }
@@ -471,10 +509,18 @@ fn of_verb(verb: &str, matches: &ArgMatches) -> Result<FsOrder, Failure> {
             let form = DiffForm { types: has("types"), scripted: has("scripted"), times: has("times") };
             FsOrder::Diff { pool: words::pool(&from).to_owned(), from, to, form }
         }
-        "version" => FsOrder::Version,
+        "version" => FsOrder::Version { json: has("json") },
         "mount" => mount(matches),
         "unmount" => FsOrder::Unmount { what: matches.get_one::<String>("WHAT").cloned(), force: has("force") },
-        other => return Err(words::not_here(other)),
+        "upgrade" => FsOrder::Upgrade,
+        other => {
+            let rest: Vec<&OsString> = matches.get_many("").into_iter().flatten().collect();
+            match (other, rest.as_slice()) {
+                ("share" | "unshare" | "load-key" | "unload-key", [all, ..]) if *all == "-a" => FsOrder::Nothing,
+                ("allow", [name]) if !name.as_bytes().starts_with(b"-") => FsOrder::Allowed(name.to_string_lossy().into_owned()),
+                (other, rest) => return Err(words::not_here(other, rest.is_empty())),
+            }
+        }
     })
 }
 
@@ -490,6 +536,7 @@ fn mount(matches: &ArgMatches) -> FsOrder {
         at: None,
     };
     match (&what.name, matches.get_flag("all")) {
+        (Some(name), _) if matches.get_flag("recursive") => FsOrder::MountBelow { name: name.clone(), what },
         (Some(name), _) => ask(&name.clone(), Request::Mount(what)),
         (None, true) => FsOrder::MountAll(what),
         (None, false) => FsOrder::Mounted { json: matches.get_flag("json") },
@@ -536,7 +583,8 @@ fn list(matches: &ArgMatches) -> Result<Show, Failure> {
     }
     let depth = depth(matches, &names, if given.is_empty() { None } else { types });
     let listing = Listing { names: Vec::new(), depth, types, properties: Some(columns) };
-    Ok(Show { listing, names, form: form(matches), order, get: None })
+    let everybody = matches.get_flag("all-users");
+    Ok(Show { listing, names, everybody, form: form(matches), order, get: None })
 }
 
 /// `-s` and `-S` in the order given.
@@ -570,5 +618,6 @@ fn get(matches: &ArgMatches) -> Result<Show, Failure> {
     let fields = words::fields(&listed(matches, "fields"))?;
     let sources = words::sources(&listed(matches, "sources"))?;
     let listing = Listing { names: Vec::new(), depth, types: Some(types), properties };
-    Ok(Show { listing, names, form: form(matches), order: Vec::new(), get: Some(Get { fields, sources }) })
+    let everybody = matches.get_flag("all-users");
+    Ok(Show { listing, names, everybody, form: form(matches), order: Vec::new(), get: Some(Get { fields, sources }) })
 }

@@ -24,7 +24,11 @@ fn property(shown: &Shown, form: Form, received: bool) -> Value {
         From::Default => ("DEFAULT", "-"),
         From::None => ("NONE", "-"),
     };
-    let mut found = json!({ "value": text(&shown.value), "source": { "type": kind, "data": data } });
+    // Users' own are text, whatever is in them.
+    let number =
+        shown.value.as_ref().filter(|_| form.integers && !shown.property.contains(':')).and_then(|value| value.parse::<u64>().ok());
+    let value = number.map_or_else(|| json!(text(&shown.value)), |number| json!(number));
+    let mut found = json!({ "value": value, "source": { "type": kind, "data": data } });
     if let (true, Some(fields)) = (received && shown.received.is_some(), found.as_object_mut()) {
         fields.insert("received".to_owned(), json!(text(&shown.received)));
     }
@@ -52,7 +56,7 @@ pub fn datasets<'a>(
             "name": listed.name,
             "type": kind,
             "pool": super::words::pool(&listed.name),
-            "createtxg": listed.created.to_string(),
+            "createtxg": if form.integers { json!(listed.created) } else { json!(listed.created.to_string()) },
             "properties": properties,
         });
         if let (Some((dataset, snapshot)), Some(fields)) = (listed.name.split_once('@'), fields.as_object_mut()) {

@@ -117,6 +117,13 @@ pub fn table(objects: &[Listed], columns: &[String], form: Form) -> String {
     columns::aligned(&heads, &rows, false)
 }
 
+/// `get` knows the name as a property, at the place where it was asked for.
+pub fn name_it(listed: &mut Listed, asked: Option<&[String]>) {
+    let Some(place) = asked.and_then(|asked| asked.iter().position(|property| property == "name")) else { return };
+    let shown = Shown { property: "name".to_owned(), value: Some(listed.name.clone()), received: None, source: From::None };
+    listed.values.insert(place.min(listed.values.len()), shown);
+}
+
 /// The values that `get` shows of an object.
 pub fn wanted<'a>(listed: &'a Listed, get: &'a Get) -> impl Iterator<Item = &'a Shown> {
     listed.values.iter().filter(move |shown| get.sources.is_empty() || get.sources.iter().any(|source| source == kind_of(&shown.source)))

@@ -10,13 +10,15 @@ use crate::{
     failure::{Exit, Failure},
     pool::{
         client::{self, Owned},
+        expected::{self, Expected},
         manners,
-        run::{tell, typed},
+        run::{each, once, tell, typed, version},
     },
     run::print,
+    runtime::Whose,
 };
 use nacre_admin::fs::{
-    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot, ToUnmount,
+    Answer, Destroyed, Listed, Listing, MountedAt, Request, ToCreate, ToDestroy, ToHold, ToMount, ToSet, ToSnapshot, ToUnmount, Types,
 };
 use nacre_pool::properties::size::human_bytes;
 use std::{
@@ -57,16 +59,28 @@ pub fn order(order: FsOrder, command: &str) -> Result<ExitCode, Failure> {
         FsOrder::Ask { pool, request } => return Ok(incomplete(&done(ask(&pool, command, request)?))),
         FsOrder::Create { what, verbose, parsable } => return create(what, verbose, parsable, command),
         FsOrder::Destroy { what, verbose, parsable } => destroy(what, verbose, parsable, command)?,
-        FsOrder::Set(what) => return set(what, command),
+        FsOrder::Set(what) => {
+            return of_each(what.names.clone(), command, |names| Request::Set(ToSet { names, ..what.clone() }));
+        }
         FsOrder::Snapshot(what) => snapshot(what, command)?,
-        FsOrder::Hold(what) => hold(what, command)?,
+        FsOrder::Hold(what) => {
+            return of_each(what.snapshots.clone(), command, |snapshots| Request::Hold(ToHold { snapshots, ..what.clone() }));
+        }
         FsOrder::Holds { snapshots, recursive, form } => holds(&snapshots, recursive, form)?,
         FsOrder::Mounted { json } => mounted(json)?,
-        FsOrder::MountAll(what) => return mount_all(&what, command),
-        FsOrder::Unmount { what, force } => unmount(what, force, command)?,
+        FsOrder::MountAll(what) => return of_all(command, &Request::Mount(what)),
+        FsOrder::MountBelow { name, what } => return mount_below(name, &what, command),
+        FsOrder::Unmount { what, force } => return unmount(what, force, command),
         FsOrder::Diff { pool, from, to, form } => super::diff::run(&pool, from, to, form)?,
         FsOrder::Space(order) => super::space::run(&order)?,
-        FsOrder::Version => print(&format!("nacre {}\n", env!("CARGO_PKG_VERSION")))?,
+        FsOrder::Nothing => {}
+        FsOrder::Upgrade => print("All filesystems are formatted with the current version: that of their pool.\n")?,
+        FsOrder::Version { json } => print(&version(ZFS, command, json))?,
+        FsOrder::Allowed(name) => {
+            // Whoever asks is told whether there is such a file system.
+            let listing = Listing { depth: Some(0), properties: Some(Vec::new()), ..Listing::default() };
+            gather(&listing, &[name], false)?.1.map_or(Ok(()), Err)?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -111,9 +125,15 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
         if resolved != *name {
             typed_names.insert(resolved.clone(), name.clone());
             *name = resolved;
+        } else {
+            // The process of the pool may be of a version that knows fewer names for it.
+            *name = words::long_name(name);
         }
     }
-    let (mut objects, failure) = gather(&listing, &show.names)?;
+    let (mut objects, failure) = gather(&listing, &show.names, show.everybody)?;
+    if show.get.is_some() {
+        objects.iter_mut().for_each(|listed| list::name_it(listed, show.listing.properties.as_deref()));
+    }
     list::sort(&mut objects, &show.order);
     let typed = |name: &str| typed_names.get(name).cloned().unwrap_or_else(|| name.to_owned());
     let columns: Vec<String> = show.listing.properties.iter().flatten().map(|name| owners::resolved(name)).collect::<Result<_, _>>()?;
@@ -137,14 +157,14 @@ fn show(show: &Show) -> Result<ExitCode, Failure> {
 }
 
 fn listed(owned: &Owned, listing: Listing) -> Result<Vec<Listed>, Failure> {
-    match owned.fs("", Request::List(listing), &mut tell)? {
+    match owned.fs("", Request::List(listing), &mut |_| {})? {
         Answer::Listed(listed) => Ok(listed),
         _ => Ok(Vec::new()),
     }
 }
 
 /// The objects of all names, and why some of them could not be had.
-fn gather(listing: &Listing, names: &[String]) -> Result<(Vec<Listed>, Option<Failure>), Failure> {
+fn gather(listing: &Listing, names: &[String], everybody: bool) -> Result<(Vec<Listed>, Option<Failure>), Failure> {
     let mut objects: Vec<Listed> = Vec::new();
     let mut failure: Option<Failure> = None;
     let mut note = |found: Failure| {
@@ -154,13 +174,10 @@ fn gather(listing: &Listing, names: &[String]) -> Result<(Vec<Listed>, Option<Fa
     };
     if names.is_empty() {
         // One that does not answer hides no others.
-        for owned in client::all() {
-            match listed(&owned, listing.clone()) {
-                Ok(found) => objects.extend(found),
-                Err(_) if owned.gone() => {}
-                Err(found) => note(found),
-            }
-        }
+        let wanted = listing.clone();
+        let (answers, failures) = client::ask_each(client::all(&Whose::told(everybody)), move |owned| listed(owned, wanted.clone()));
+        objects.extend(answers.into_iter().flatten());
+        failures.into_iter().chain(expected::lost(&[]).iter().map(Expected::failure)).for_each(&mut note);
     }
     // Each for itself: those that are there are shown.
     for name in names {
@@ -192,28 +209,28 @@ fn path_or_name(name: &str) -> Result<String, Failure> {
         return Ok(name.to_owned());
     }
     let path = std::fs::canonicalize(name).map_err(|error| Failure::io("cannot open", name, &error))?;
-    let mounted = all_mounted()?;
+    let (mounted, missing) = all_mounted();
     let inside = mounted.into_iter().filter(|mounted| path.starts_with(&mounted.at)).max_by_key(|mounted| mounted.at.components().count());
     match inside {
         Some(mounted) => Ok(mounted.name),
-        None => Err(Failure::new(format!("cannot open '{name}': not a ZFS filesystem"))
-            .next("no pool has a file system mounted there")
-            .exit(Exit::NotFound)),
+        None => Err(missing.unwrap_or_else(|| {
+            Failure::new(format!("cannot open '{name}': not a ZFS filesystem"))
+                .next("no pool has a file system mounted there")
+                .exit(Exit::NotFound)
+        })),
     }
 }
 
-fn all_mounted() -> Result<Vec<MountedAt>, Failure> {
+/// What is mounted of all pools of ours, and why some of it may be missing.
+fn all_mounted() -> (Vec<MountedAt>, Option<Failure>) {
     let mut all = Vec::new();
-    for owned in client::all() {
-        match owned.fs("", Request::Mounted, &mut tell) {
-            Ok(Answer::Mounted(mounted)) => all.extend(mounted),
-            Ok(_) => {}
-            // It was let go just now.
-            Err(_) if owned.gone() => {}
-            Err(failure) => return Err(failure),
+    let (answers, failures) = client::ask_each(client::all(&Whose::Ours), |owned| owned.fs("", Request::Mounted, &mut |_| {}));
+    for answer in answers {
+        if let Answer::Mounted(mounted) = answer {
+            all.extend(mounted);
         }
     }
-    Ok(all)
+    (all, failures.into_iter().next())
 }
 
 fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Result<ExitCode, Failure> {
@@ -231,8 +248,11 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
         }
     }
     let pool = words::pool(&what.name);
-    if client::find(pool).is_none() {
-        return Err(Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound));
+    if let Err(failure) = client::owned(pool) {
+        return Err(match failure.exit {
+            Exit::NotFound => Failure::new(format!("cannot create '{}': no such pool '{pool}'", what.name)).exit(Exit::NotFound),
+            _ => failure,
+        });
     }
     let sentences = done(ask(pool, command, Request::Create(what.clone()))?);
     print(&text)?;
@@ -241,9 +261,9 @@ fn create(what: ToCreate, verbose: bool, parsable: bool, command: &str) -> Resul
 
 fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Result<(), Failure> {
     let dry = what.dry;
-    let Answer::Destroyed(Destroyed { names, freed }) = ask(words::pool(&what.target), command, Request::Destroy(what.clone()))? else {
-        return Ok(());
-    };
+    let answer = ask(words::pool(&what.target), command, Request::Destroy(what.clone()))?;
+    let Answer::Destroyed(Destroyed { names, freed, missing }) = answer else { return Ok(()) };
+    missing.iter().for_each(|name| tell(&format!("could not find snapshot '{name}' to destroy")));
     if !verbose && !parsable {
         return Ok(());
     }
@@ -266,12 +286,16 @@ fn destroy(what: ToDestroy, verbose: bool, parsable: bool, command: &str) -> Res
     print(&text)
 }
 
-fn set(what: ToSet, command: &str) -> Result<ExitCode, Failure> {
-    let mut sentences = Vec::new();
-    for (pool, names) in by_pool(what.names.clone()) {
-        sentences.extend(done(ask(&pool, command, Request::Set(ToSet { names, ..what.clone() }))?));
-    }
-    Ok(incomplete(&sentences))
+/// Asks something of each name by itself, as ZFS does: one that fails keeps no other from it.
+fn of_each(names: Vec<String>, command: &str, request: impl Fn(Vec<String>) -> Request) -> Result<ExitCode, Failure> {
+    let (mut last, mut sentences) = (None, Vec::new());
+    each(&mut last, once(names), |name| {
+        let pool = words::pool(&name).to_owned();
+        sentences.extend(done(ask(&pool, command, request(vec![name]))?));
+        Ok(())
+    });
+    let code = incomplete(&sentences);
+    last.map_or(Ok(code), Err)
 }
 
 fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
@@ -281,43 +305,40 @@ fn snapshot(what: ToSnapshot, command: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn hold(what: ToHold, command: &str) -> Result<(), Failure> {
-    for (pool, snapshots) in by_pool(what.snapshots.clone()) {
-        ask(&pool, command, Request::Hold(ToHold { snapshots, ..what.clone() }))?;
-    }
-    Ok(())
-}
-
 fn holds(snapshots: &[String], recursive: bool, form: Form) -> Result<(), Failure> {
-    let mut all = Vec::new();
-    for (pool, snapshots) in by_pool(snapshots.to_vec()) {
-        if let Answer::Holds(holds) = ask(&pool, "", Request::Holds { snapshots, recursive })? {
+    let (mut all, mut missing) = (Vec::new(), None);
+    each(&mut missing, once(snapshots.to_vec()), |snapshot| {
+        let pool = words::pool(&snapshot).to_owned();
+        if let Answer::Holds(holds) = ask(&pool, "", Request::Holds { snapshots: vec![snapshot], recursive })? {
             all.extend(holds);
         }
-    }
+        Ok(())
+    });
     // As `list` has them.
     let place = |snapshot: &str| snapshot.split(['/', '@']).map(str::to_owned).collect::<Vec<_>>();
     all.sort_by_cached_key(|hold| place(&hold.snapshot));
     if form.json {
-        return print(&json::holds(&all, form));
+        print(&json::holds(&all, form))?;
+        return missing.map_or(Ok(()), Err);
     }
     let since = |seconds: i64| if form.exact { seconds.to_string() } else { value::date(seconds) };
     let rows: Vec<Vec<String>> = all.into_iter().map(|hold| vec![hold.snapshot, hold.tag, since(hold.since)]).collect();
-    if form.scripted {
-        return print(&columns::scripted(&rows));
+    let heads = [("NAME", Align::Left), ("TAG", Align::Left), ("TIMESTAMP", Align::Left)];
+    match form.scripted {
+        true => print(&columns::scripted(&rows))?,
+        false if rows.is_empty() => {}
+        false => print(&columns::aligned(&heads, &rows, false))?,
     }
-    if rows.is_empty() {
-        return Ok(());
-    }
-    print(&columns::aligned(&[("NAME", Align::Left), ("TAG", Align::Left), ("TIMESTAMP", Align::Left)], &rows, false))
+    missing.map_or(Ok(()), Err)
 }
 
 fn mounted(as_json: bool) -> Result<(), Failure> {
-    let all = all_mounted()?;
-    if as_json {
-        return print(&json::mounted(&all));
+    let (all, missing) = all_mounted();
+    match as_json {
+        true => print(&json::mounted(&all))?,
+        false => print(&all.iter().map(|mounted| format!("{:<30}  {}\n", mounted.name, mounted.at.display())).collect::<String>())?,
     }
-    print(&all.iter().map(|mounted| format!("{:<30}  {}\n", mounted.name, mounted.at.display())).collect::<String>())
+    missing.map_or(Ok(()), Err)
 }
 
 /// What mount(8) asks for.
@@ -329,32 +350,54 @@ pub fn mount(what: ToMount) -> Result<ExitCode, Failure> {
     Ok(incomplete(&done(ask(words::pool(&name), "", Request::Mount(what))?)))
 }
 
-fn mount_all(what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
-    let mut sentences = Vec::new();
-    for owned in client::ours() {
-        sentences.extend(done(owned.fs(command, Request::Mount(what.clone()), &mut tell)?));
-    }
-    Ok(incomplete(&sentences))
+/// Asks something of all pools of ours; one where it fails keeps no other from it.
+fn of_all(command: &str, request: &Request) -> Result<ExitCode, Failure> {
+    let (mut last, mut sentences) = (None, Vec::new());
+    each(&mut last, client::ours(), |owned| {
+        sentences.extend(done(owned.fs(command, request.clone(), &mut tell)?));
+        Ok(())
+    });
+    let code = incomplete(&sentences);
+    last.map_or(Ok(code), Err)
 }
 
-fn unmount(what: Option<String>, force: bool, command: &str) -> Result<(), Failure> {
+/// Mounts what is at and below a name, as far as the properties ask for it and it is not mounted yet; parents first, as they are listed.
+fn mount_below(name: String, what: &ToMount, command: &str) -> Result<ExitCode, Failure> {
+    let wanted = ["mounted", "canmount", "mountpoint"].map(str::to_owned).to_vec();
+    let types = Some(Types { filesystems: true, ..Types::default() });
+    let (found, failure) = gather(&Listing { types, properties: Some(wanted), ..Listing::default() }, &[name], false)?;
+    failure.map_or(Ok(()), Err)?;
+    let asks = |listed: &Listed| {
+        let is = |name: &str, values: &[&str]| {
+            let value = listed.values.iter().find(|shown| shown.property == name).and_then(|shown| shown.value.as_deref());
+            value.is_some_and(|value| values.contains(&value))
+        };
+        is("mounted", &["no"]) && is("canmount", &["on"]) && !is("mountpoint", &["none", "legacy"])
+    };
+    let names = found.iter().filter(|listed| asks(listed)).map(|listed| listed.name.clone()).collect();
+    of_each(names, command, |names| Request::Mount(ToMount { name: names.into_iter().next(), ..what.clone() }))
+}
+
+fn unmount(what: Option<String>, force: bool, command: &str) -> Result<ExitCode, Failure> {
     let Some(name) = what else {
-        for owned in client::ours() {
-            owned.fs(command, Request::Unmount { what: ToUnmount::All, force }, &mut tell)?;
-        }
-        return Ok(());
+        return of_all(command, &Request::Unmount { what: ToUnmount::All, force });
     };
     if !name.starts_with('/') {
-        return ask(words::pool(&name), command, Request::Unmount { what: ToUnmount::Name(name.clone()), force }).map(drop);
+        ask(words::pool(&name), command, Request::Unmount { what: ToUnmount::Name(name.clone()), force })?;
+        return Ok(ExitCode::SUCCESS);
     }
     // Nothing is looked up on the way: a mount that does not answer can be named all the same.
     let at = PathBuf::from(&name);
     let at: PathBuf = at.components().collect();
-    let found = all_mounted()?.into_iter().find(|mounted| mounted.at == at);
+    let (mounted, missing) = all_mounted();
+    let found = mounted.into_iter().find(|mounted| mounted.at == at);
     let found = found.ok_or_else(|| {
-        Failure::new(format!("cannot unmount '{name}': not a mountpoint"))
-            .exit(Exit::NotFound)
-            .next("'nacre fs mount' shows what is mounted")
+        missing.unwrap_or_else(|| {
+            Failure::new(format!("cannot unmount '{name}': not a mountpoint"))
+                .exit(Exit::NotFound)
+                .next("'nacre fs mount' shows what is mounted")
+        })
     })?;
-    ask(words::pool(&found.name), command, Request::Unmount { what: ToUnmount::At(at), force }).map(drop)
+    ask(words::pool(&found.name), command, Request::Unmount { what: ToUnmount::At(at), force })?;
+    Ok(ExitCode::SUCCESS)
 }

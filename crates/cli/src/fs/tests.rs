@@ -71,7 +71,9 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         ("get nosuch t", "bad property list: invalid property 'nosuch'"),
         ("get -s nowhere used t", "invalid source"),
         ("list -t nothing", "invalid type"),
+        ("set quota", "missing property=value argument"),
         ("set quota t/a", "missing property=value argument"),
+        ("set quota=1G", "missing dataset name"),
         ("set quota=1G other=2", "missing dataset name"),
         ("set quota=1x t/a", "cannot set property for 't/a': invalid numeric suffix 'x'"),
         ("set nosuch=1 t/a", "cannot set property for 't/a': invalid property 'nosuch'"),
@@ -156,7 +158,7 @@ fn tables_are_for_people_and_for_scripts() {
     let columns = ["name", "used", "mountpoint"].map(str::to_owned);
     let form = Form::default();
     assert_eq!(list::table(&objects, &columns, form), "NAME  USED  MOUNTPOINT\nt       1M  -\nt@a     0B  -\n");
-    let scripted = Form { scripted: true, exact: true, json: false };
+    let scripted = Form { scripted: true, exact: true, ..Form::default() };
     assert_eq!(list::table(&objects, &columns, scripted), "t\t1048576\t-\nt@a\t0\t-\n");
     let get = Get { fields: ["name", "property", "value", "source"].map(str::to_owned).to_vec(), sources: Vec::new() };
     let text = list::properties(&objects, &get, form, &|name| name.to_owned());

@@ -4,7 +4,7 @@ use crate::{failure::Failure, plan::Plan};
 use nacre_admin::fs::{NewValue, ToMount, ToRename, ToSet, Types};
 use nacre_pool::{
     names::Name,
-    properties::{Property, PropertyError, dataset_property},
+    properties::{DATASET_PROPERTIES, Property, PropertyError, dataset_property},
 };
 use std::ffi::OsString;
 
@@ -50,10 +50,10 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
     let names = words.iter().position(|word| !word.contains('=')).unwrap_or(words.len());
     let (given, names) = words.split_at(names);
     if given.is_empty() {
-        return Err(Failure::usage("missing property=value argument").next("nacre fs set PROPERTY=VALUE... FILESYSTEM..."));
+        return Err(Failure::usage("missing property=value argument"));
     }
     if names.is_empty() {
-        return Err(Failure::usage("missing dataset name").next("nacre fs set PROPERTY=VALUE... FILESYSTEM..."));
+        return Err(Failure::usage("missing dataset name"));
     }
     let what = format!("cannot set property for '{}'", names.first().map_or("", String::as_str));
     let assignments = assignments(given, &what)?;
@@ -61,7 +61,7 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
         dataset_property(name).and_then(|property| property.parse(value, false)).map_err(|error| wrong(&what, &error))?;
     }
     let properties = assignments.into_iter().map(|(name, value)| (name, NewValue::Local(value))).collect();
-    Ok(ToSet { names: names.to_vec(), recursive: false, properties })
+    Ok(ToSet { names: names.to_vec(), properties, ..ToSet::default() })
 }
 
 /// What `inherit` asks.
@@ -69,21 +69,28 @@ pub fn settings(words: &[String]) -> Result<ToSet, Failure> {
 /// # Errors
 /// A property that cannot be inherited.
 pub fn inheritance(property: &str, names: Vec<String>, recursive: bool, received: bool) -> Result<ToSet, Failure> {
-    let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()))?;
+    let known = dataset_property(property).map_err(|error| Failure::usage(error.to_string()).next(listed(&error)))?;
     known.check_inherit().map_err(|error| match &error {
         PropertyError::NotInherited(_) => Failure::new(error.to_string()).next(format!("use 'nacre fs set {property}=none' to clear")),
         _ => Failure::new(error.to_string()),
     })?;
     let to = if received { NewValue::Received } else { NewValue::Inherit };
-    Ok(ToSet { names, recursive, properties: vec![(property.to_owned(), to)] })
+    Ok(ToSet { names, recursive, properties: vec![(property.to_owned(), to)], ..ToSet::default() })
 }
 
 fn wrong(what: &str, error: &PropertyError) -> Failure {
     let failure = Failure::new(format!("{what}: {error}"));
     match error {
-        PropertyError::Unknown(_) => failure.next("docs/fs.md lists the properties; names of your own have a colon: module:name"),
-        _ => failure,
+        PropertyError::Unknown(_) => failure.next(format!("{}; names of your own have a colon: module:name", listed(error))),
+        _ => failure.next(error.next(DATASET_PROPERTIES)),
     }
+}
+
+/// Where the properties are listed, after those that may have been meant.
+fn listed(error: &PropertyError) -> String {
+    let meant = error.next(DATASET_PROPERTIES);
+    let gap = if meant.is_empty() { "" } else { " " };
+    format!("{meant}{gap}docs/fs.md lists the properties")
 }
 
 /// A column of `list`, a property of `get`.
@@ -95,7 +102,7 @@ pub fn check_column(name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let found = dataset_property(name);
-    found.map(drop).map_err(|error| Failure::usage(format!("bad property list: {error}")).next("docs/fs.md lists the properties"))
+    found.map(drop).map_err(|error| Failure::usage(format!("bad property list: {error}")).next(listed(&error)))
 }
 
 /// Types of objects.
@@ -206,6 +213,9 @@ const OF_MOUNT: [&str; 15] = [
     "async",
 ];
 
+/// How words begin that are for mount(8), or say what is known: what is mounted shows as the name of the file system.
+const NOT_OURS: [&str; 4] = ["x-", "comment=", "fsname=", "subtype="];
+
 /// What mount(8) asks for with the words behind `-o`.
 ///
 /// # Errors
@@ -215,7 +225,7 @@ pub fn mount(name: &str, positionals: &[OsString], texts: &[OsString], read_only
     let at = std::path::absolute(at).map_err(|error| Failure::io("cannot resolve", at.display(), &error))?;
     let all: Vec<String> = texts.iter().map(|text| text.to_string_lossy().into_owned()).collect();
     let given = all.iter().flat_map(|text| text.split(','));
-    let known = |word: &&str| !OF_MOUNT.contains(word) && !word.starts_with("x-") && !word.starts_with("comment=");
+    let known = |word: &&str| !OF_MOUNT.contains(word) && !NOT_OURS.iter().any(|beginning| word.starts_with(beginning));
     let mut words: Vec<String> = given.filter(known).map(str::to_owned).collect();
     words.extend(read_only.then(|| "ro".to_owned()));
     Ok(Plan::Dataset(Box::new(ToMount { name: Some(name.to_owned()), words, overlay: true, at: Some(at) })))
@@ -229,13 +239,14 @@ pub fn long_name(name: &str) -> String {
     }
 }
 
-/// Why a verb of ZFS is not here.
-pub fn not_here(verb: &str) -> Failure {
+/// Why a verb of ZFS is not here. `bare`: nothing was named for it.
+pub fn not_here(verb: &str, bare: bool) -> Failure {
     let why = match verb {
-        "upgrade" => "file systems have the format of their pool: there is nothing to upgrade",
+        "send" | "receive" | "recv" if bare => return Failure::usage("missing snapshot argument"),
+        "allow" | "unallow" if bare => return Failure::usage("missing dataset argument"),
         "send" | "receive" | "recv" => "streams of snapshots are not part of this version; nacre copy copies trees of files",
         "share" | "unshare" => "sharing over the network is not part of a pool; serve the mount",
-        "allow" | "unallow" => "there is no delegation: who owns the pool administers it",
+        "allow" | "unallow" => "permissions cannot be delegated: who owns the pool administers it, and nobody else",
         "load-key" | "unload-key" | "change-key" => "this pool does not encrypt",
         "projectspace" | "project" => "there are no projects",
         "jail" | "unjail" | "zone" | "unzone" => "file systems are not delegated to containers",

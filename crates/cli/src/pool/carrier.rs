@@ -1,8 +1,8 @@
 //! A FUSE mount of a pool's process, and the file systems that are seen in it: one, or with those that lie below it a family.
 //!
 //! Used by `mounts.rs` alone. fusermount3 is root's and is kept out of a mount that is its owner's alone, so it cannot mount anything below: what an ordinary
-//! user mounts there is put into the mount that is there already. Invariant: what the kernel knows of a file system that is taken out is waited
-//! for, so that nothing of it means something else later.
+//! user mounts there is put into the mount that is there already. Invariants: what the kernel knows of a file system that is taken out is waited
+//! for, so that nothing of it means something else later; whatever is done by a path is done by threads without descriptors ([`apart`]).
 
 use std::{
     fs,
@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fusewire::apart;
 use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError};
 use nacre_layers::{
@@ -90,7 +91,7 @@ impl Carrier {
         })?;
         self.told();
         // Its users may have renamed the directory meanwhile: what is listed there would be elsewhere.
-        let seen = rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO).map(|stat| stat.stx_ino).ok();
+        let seen = apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).map(|stat| stat.stx_ino).ok();
         // The number of the directory itself: the kernel has not looked again yet.
         if seen != Some(on) && seen != family.root_of(layer.number()).map(|root| root.ino) {
             family.take_out(layer.number());
@@ -114,7 +115,7 @@ impl Carrier {
             };
             if !free {
                 // The kernel has forgotten the name, which leads there for whoever is in it as well: it is looked up again.
-                drop(fs::metadata(at));
+                drop(apart(|| fs::metadata(at)));
                 return false;
             }
         }
@@ -174,7 +175,7 @@ impl Carrier {
 
 /// Which of these mounts a directory is in that can show more, and its number there.
 pub(super) fn at<'a>(at: &Path, mut all: impl Iterator<Item = &'a Arc<Carrier>>) -> Option<(Arc<Carrier>, u64)> {
-    let stat = rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO).ok()?;
+    let stat = apart(|| Ok(rustix::fs::statx(CWD, at, AtFlags::empty(), StatxFlags::INO)?)).ok()?;
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let found = all.find(|carrier| carrier.family.is_some() && carrier.mount.device_number() == Some(device))?;
     Some((Arc::clone(found), stat.stx_ino))
@@ -185,7 +186,8 @@ fn rules(options: &MountOptions) -> Rules {
 }
 
 fn pass_on(at: &Path) {
-    let passed = rustix::fs::open(at, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(rustix::fs::syncfs);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let passed = apart(|| Ok(rustix::fs::open(at, flags, Mode::empty()).and_then(rustix::fs::syncfs)?));
     if let Err(error) = passed {
         tracing::warn!(%error, at = %at.display(), "what programs had stored in mappings could not be passed on");
     }

@@ -29,9 +29,9 @@ pub fn command() -> Command {
         inspect(),
         check(),
         upgrade(),
-        Command::new("version").about("Show the version of the program"),
+        Command::new("version").about("Show the version of the program").arg(json()),
     ];
-    let unserved = UNSERVED.iter().map(|(verb, _)| {
+    let unserved = UNSERVED.iter().map(|(verb, ..)| {
         let rest = Arg::new("REST").num_args(0..).allow_hyphen_values(true).trailing_var_arg(true).value_parser(value_parser!(OsString));
         Command::new(*verb).hide(true).disable_help_flag(true).arg(rest)
     });
@@ -46,22 +46,22 @@ pub fn command() -> Command {
         .subcommands(unserved)
 }
 
-/// Verbs of `zpool` that need what pools of this version do not have.
-pub const UNSERVED: [(&str, &str); 14] = [
-    ("attach", REDUNDANCY),
-    ("detach", REDUNDANCY),
-    ("replace", REDUNDANCY),
-    ("offline", REDUNDANCY),
-    ("resilver", REDUNDANCY),
-    ("split", REDUNDANCY),
-    ("remove", "a device cannot be taken out of a pool"),
-    ("checkpoint", "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further"),
-    ("initialize", "devices need no initialisation"),
-    ("reguid", "a pool keeps its number"),
-    ("reopen", "devices stay open"),
-    ("ddtprune", "there is no deduplication"),
-    ("prefetch", "there is no deduplication"),
-    ("condense", "there is nothing to condense: segments are cleaned by themselves"),
+/// Verbs of `zpool` that need what pools of this version do not have: how many arguments they want, and why they are not here.
+pub const UNSERVED: [(&str, usize, &str); 14] = [
+    ("attach", 3, REDUNDANCY),
+    ("detach", 2, REDUNDANCY),
+    ("replace", 2, REDUNDANCY),
+    ("offline", 2, REDUNDANCY),
+    ("resilver", 1, REDUNDANCY),
+    ("split", 2, REDUNDANCY),
+    ("remove", 2, "a device cannot be taken out of a pool"),
+    ("checkpoint", 1, "there are no checkpoints; `import -F` goes back a few transaction groups, snapshots go back further"),
+    ("initialize", 1, "devices need no initialisation"),
+    ("reguid", 1, "a pool keeps its number"),
+    ("reopen", 0, "devices stay open"),
+    ("ddtprune", 1, "there is no deduplication"),
+    ("prefetch", 1, "there is no deduplication"),
+    ("condense", 1, "there is nothing to condense: segments are cleaned by themselves"),
 ];
 
 const REDUNDANCY: &str = "devices of a pool hold no copies of each other: there is no redundancy";
@@ -72,9 +72,18 @@ fn flag(letter: char, name: &'static str, help: &'static str) -> Arg {
 
 /// Letters that `zpool` has and that change nothing here.
 fn without_effect(letters: &'static str) -> impl Iterator<Item = Arg> {
-    const NAMES: [(&str, char); 9] =
-        [("-g", 'g'), ("-L", 'L'), ("-P", 'P'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-m", 'm')];
+    const NAMES: [(&str, char); 8] =
+        [("-l", 'l'), ("-y", 'y'), ("-i", 'i'), ("-s", 's'), ("-t", 't'), ("-D", 'D'), ("-m", 'm'), ("-d", 'd')];
     NAMES.iter().filter(move |(_, letter)| letters.contains(*letter)).map(|(name, letter)| flag(*letter, name, "").hide(true))
+}
+
+/// How devices are called in a table.
+fn called() -> [Arg; 3] {
+    [
+        flag('g', "called-guid", "Devices by their numbers"),
+        flag('L', "called-real", "Devices by where symbolic links end"),
+        flag('P', "called-path", "Disks by their whole paths"),
+    ]
 }
 
 fn option(letter: char, name: &'static str, value: &'static str, help: &'static str) -> Arg {
@@ -102,7 +111,10 @@ fn size() -> Arg {
 }
 
 fn cache() -> Arg {
-    Arg::new("cache").long("cache").value_name("SIZE").help("The limit of the cache in memory [default: 256M]")
+    Arg::new("cache")
+        .long("cache")
+        .value_name("SIZE")
+        .help("The limit of the cache in memory [default: 256M, or an eighth of the memory there is]")
 }
 
 fn altroot() -> Arg {
@@ -110,10 +122,23 @@ fn altroot() -> Arg {
 }
 
 fn form(command: Command) -> Command {
-    command
-        .arg(flag('H', "scripted", "No headings, one tab between columns"))
-        .arg(flag('p', "exact", "Exact numbers"))
-        .arg(Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON"))
+    command.arg(flag('H', "scripted", "No headings, one tab between columns")).arg(flag('p', "exact", "Exact numbers")).arg(json())
+}
+
+fn json() -> Arg {
+    Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON")
+}
+
+fn of_json(name: &'static str, long: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(long).action(ArgAction::SetTrue).requires("json").help(help)
+}
+
+/// What changes the look of JSON.
+fn json_form() -> [Arg; 2] {
+    [
+        of_json("integers", "json-int", "As JSON, with numbers as exact numbers instead of text"),
+        of_json("by-guid", "json-pool-key-guid", "As JSON, with pools by their numbers instead of names"),
+    ]
 }
 
 fn time() -> Arg {
@@ -153,8 +178,10 @@ fn list() -> Command {
         )
         .arg(option('o', "columns", "PROPERTY,...", "Which columns"))
         .arg(flag('v', "verbose", "Also each device"))
+        .args(json_form())
+        .arg(commands::all_users())
         .arg(time())
-        .args(without_effect("gLP"))
+        .args(called())
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
 }
 
@@ -165,9 +192,17 @@ fn status() -> Command {
         .arg(flag('v', "verbose", "Damaged files by name"))
         .arg(flag('x', "ill", "Only pools with something wrong"))
         .arg(flag('t', "trim", "Also what devices were told of free room"))
-        .arg(Arg::new("json").short('j').long("json").action(ArgAction::SetTrue).help("As JSON"))
+        .arg(flag('e', "ill-devices", "Only devices with something wrong"))
+        .arg(option('c', "scripts", "SCRIPT,...", "Also what these programs in ~/.zpool.d or /etc/zfs/zpool.d tell of each device"))
+        .arg(flag('p', "exact", "Exact numbers"))
+        .arg(json())
+        .args(json_form())
+        .arg(of_json("flat", "json-flat-vdevs", "As JSON, with devices beside each other"))
+        .arg(commands::all_users())
         .arg(time())
-        .args(without_effect("gLPDis"))
+        .args(called())
+        .args(without_effect("Disd"))
+        .arg(Arg::new("power").long("power").action(ArgAction::SetTrue).hide(true))
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
 }
 
@@ -177,7 +212,8 @@ fn add() -> Command {
         .after_help("Examples:\n  nacre pool add tank /dev/sdc\n  nacre pool add --size 10G tank ~/more.pool\n\nA device cannot be taken out again.")
         .arg(flag('f', "force", "Also devices that hold something else"))
         .arg(flag('n', "only-say", "Only say what would be done"))
-        .args(without_effect("gLP"))
+        .args(called())
+        .arg(several('o', "properties", "ashift=NUMBER", "Taken for ZFS' sake: the size of sectors is the device's affair"))
         .arg(size())
         .arg(one_pool())
         .arg(devices())
@@ -190,7 +226,12 @@ fn import() -> Command {
         .arg(flag('a', "all", "All that are found"))
         .arg(flag('D', "destroyed", "Pools that were destroyed (with -f or by name: bring back)"))
         .arg(several('d', "places", "DIR|DEVICE", "Where to look").value_parser(value_parser!(OsString)))
-        .arg(flag('f', "force", "Also when another machine had it last"))
+        .arg(
+            option('c', "cachefile", "FILE", "What this file says was imported with -o cachefile=FILE")
+                .value_parser(value_parser!(OsString))
+                .conflicts_with("places"),
+        )
+        .arg(flag('f', "force", "Also when another machine had it last, and as its properties say where others than root can write its devices"))
         .arg(flag('F', "rewind", "If its last state cannot be read, go back to the newest one that can"))
         .arg(option('T', "txg", "TXG", "Go back to the state after this transaction group").value_parser(value_parser!(u64)))
         .arg(flag('n', "only-say", "With -F: only say what would be done"))
@@ -199,7 +240,7 @@ fn import() -> Command {
         .arg(several('o', "properties", "PROPERTY=VALUE", "readonly=on, or a property of the pool"))
         .arg(altroot())
         .arg(cache())
-        .args(without_effect("ms"))
+        .args(without_effect("msl"))
         .arg(Arg::new("POOL").help("Its name or number"))
         .arg(Arg::new("NEW").help("A new name for it"))
 }
@@ -220,8 +261,9 @@ fn get() -> Command {
             "Examples:\n  nacre pool get all tank\n  nacre pool get -H -o value health tank\n  nacre pool get capacity,fragmentation",
         )
         .arg(option('o', "fields", "name,property,value,source", "Which columns"))
+        .args(json_form())
         .arg(Arg::new("PROPERTIES").required(true).value_name("all|PROPERTY,...").help("Which properties"))
-        .arg(pools("Of which pools [default: all]"))
+        .arg(pools("Of which pools [default: all]; or of a pool, and behind it all-vdevs or devices of it"))
 }
 
 fn set() -> Command {
@@ -230,6 +272,8 @@ fn set() -> Command {
         .after_help("Examples:\n  nacre pool set autotrim=on tank\n  nacre pool set comment='photos and films' tank\n  nacre pool set backup:last=2026-11-20 tank")
         .arg(Arg::new("PROPERTY").required(true).value_name("PROPERTY=VALUE").help("Which, and its value"))
         .arg(one_pool())
+        // Refused with a reason.
+        .arg(Arg::new("DEVICE").hide(true))
 }
 
 fn history() -> Command {
@@ -262,7 +306,9 @@ fn iostat() -> Command {
         .arg(flag('w', "times", "How many requests took how long, by powers of two").conflicts_with_all(["latency", "queue"]))
         .arg(flag('r', "sizes", "How many requests had which size, by powers of two").conflicts_with_all(["latency", "queue", "times"]))
         .arg(time())
-        .args(without_effect("gLPy"))
+        .args(called())
+        .arg(flag('n', "headings-once", "Headings over the first table alone"))
+        .args(without_effect("y"))
         .arg(pools("Which [default: all]; and [INTERVAL [COUNT]]: again after so many seconds"))
 }
 
@@ -275,7 +321,8 @@ fn scrub() -> Command {
         .arg(flag('s', "stop", "End it").conflicts_with("pause"))
         .arg(flag('p', "pause", "Pause it; without a letter it goes on"))
         .arg(flag('w', "wait", "Wait for its end").conflicts_with_all(["stop", "pause"]))
-        .arg(pools("Which").required(true))
+        .arg(flag('a', "all", "All pools").conflicts_with("POOL"))
+        .arg(pools("Which").required_unless_present("all"))
 }
 
 fn trim() -> Command {
@@ -285,6 +332,7 @@ fn trim() -> Command {
         .arg(flag('c', "cancel", "End it").conflicts_with_all(["suspend", "wait", "rate"]))
         .arg(flag('s', "suspend", "Suspend it; without a letter it goes on").conflicts_with_all(["wait", "rate"]))
         .arg(flag('w', "wait", "Wait for its end"))
+        .arg(flag('d', "secure", "").hide(true))
         .arg(option('r', "rate", "SIZE", "At most so many bytes a second"))
         .arg(one_pool())
         .arg(commands::path("DEVICE", "Which [default: all]").required(false).num_args(0..))

@@ -8,7 +8,7 @@ use crate::report::printable;
 use nacre_admin::host;
 use nacre_pool::{
     PoolError,
-    device::FileDevice,
+    device::{Device, FileDevice},
     label::{self, Identity, PoolState},
 };
 use std::{
@@ -19,6 +19,7 @@ use std::{
         fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// A pool as its labels tell.
@@ -38,6 +39,8 @@ struct Found {
     identity: Identity,
     /// The newest root record on it, 0 without any.
     generation: u64,
+    /// So many after it may have been there, and are damaged.
+    lost: u64,
     /// What it is, whatever its path.
     itself: (u64, u64),
 }
@@ -70,17 +73,30 @@ pub struct Search {
     pub refused: Vec<(PathBuf, String)>,
 }
 
-/// Looks at everything in these directories (and at these files); where none is named, at block devices, and at what was imported before.
-pub fn search(places: &[PathBuf]) -> Search {
-    let paths: Vec<PathBuf> = match places {
-        [] => block_devices().into_iter().chain(known::devices()).collect(),
-        places => places.iter().flat_map(|place| files(place)).collect(),
-    };
+/// Looks at everything in these directories (and at these files), and at devices that are noted, each with the number of its pool; where none is named, at block
+/// devices, and at what was imported before.
+pub fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>) -> Search {
     let mut found: BTreeMap<u64, Vec<Found>> = BTreeMap::new();
     let mut search = Search::default();
-    for path in paths {
-        look(&path, &mut found, &mut search);
+    let mut known = Vec::new();
+    if places.is_empty() && noted.is_none() {
+        block_devices().iter().for_each(|path| look(path, &mut found, &mut search));
+        known = known::devices();
     }
+    // Of what is noted the pool counts: a file of this name may be anybody's by now.
+    for (path, pool) in noted.unwrap_or(&known) {
+        let mut there = BTreeMap::new();
+        look(path, &mut there, &mut search);
+        for (other, devices) in there {
+            if other == *pool {
+                found.entry(other).or_default().extend(devices);
+            } else {
+                let why = format!("pool {pool} was imported from here, and another one lies here now: passed over; -d takes it");
+                search.refused.push((path.clone(), why));
+            }
+        }
+    }
+    places.iter().flat_map(|place| files(place)).for_each(|path| look(&path, &mut found, &mut search));
     // A device that is not where we look may be where it was last.
     let missing: Vec<PathBuf> =
         found.values().filter_map(|devices| choose(devices, &mut Vec::new())).flat_map(|pool| pool.missing()).collect();
@@ -121,7 +137,7 @@ fn choose(devices: &[Found], refused: &mut Vec<(PathBuf, String)>) -> Option<Can
     for device in devices {
         // A crash may have cut short one writing of all labels, and one root record.
         let rooted = device.identity.index < ROOT_DEVICES && device.generation > 0;
-        if device.identity.revision + 1 < newest.identity.revision || rooted && device.generation + 1 < roots {
+        if device.identity.revision + 1 < newest.identity.revision || rooted && device.generation + device.lost + 1 < roots {
             pass_over(device);
             continue;
         }
@@ -171,9 +187,11 @@ fn probe(path: &Path) -> Result<Option<Found>, Unread> {
     };
     let Ok(there) = fs::metadata(path) else { return Ok(None) };
     let itself = if there.file_type().is_block_device() { (u64::MAX, there.rdev()) } else { (there.dev(), there.ino()) };
-    // A device whose root records cannot be read has none.
-    let generation = label::roots(&device, identity.pool).ok().and_then(|roots| roots.last().map(|root| root.generation)).unwrap_or(0);
-    Ok(Some(Found { path: path.to_owned(), identity, generation, itself }))
+    // A device whose root records cannot be read has none; one whose newest are damaged is not older than the others for that.
+    let device: [Arc<dyn Device>; 1] = [Arc::new(device)];
+    let roots = device.iter().filter_map(|device| label::roots(&**device, identity.pool).ok()).flatten();
+    let (generation, lost) = roots.last().map_or((0, 0), |newest| (newest.generation, label::lost(&device, &newest)));
+    Ok(Some(Found { path: path.to_owned(), identity, generation, lost, itself }))
 }
 
 impl Candidate {
@@ -255,7 +273,7 @@ mod tests {
             index,
             members: vec![member(1), member(2)],
         };
-        Found { path: path.into(), identity, generation, itself: (0, itself) }
+        Found { path: path.into(), identity, generation, lost: 0, itself: (0, itself) }
     }
 
     fn chosen(devices: &[Found]) -> (Vec<String>, Vec<String>, bool) {
@@ -279,6 +297,10 @@ mod tests {
         // A crash between two devices' labels.
         assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 3, 8, 2)]), (words(&["a", "b"]), Vec::new(), false));
         assert_eq!(chosen(&[device("a", 0, 5, 9, 1), device("b", 1, 3, 9, 2)]).0, words(&["a"]));
+        // Damage makes a device no older copy.
+        let damaged = |generation, lost| [device("a", 0, 4, 9, 1), Found { lost, ..device("b", 1, 4, generation, 2) }];
+        assert_eq!(chosen(&damaged(5, 4)).0, words(&["a", "b"]));
+        assert_eq!((chosen(&damaged(5, 2)).0, chosen(&damaged(9, 4)).0), (words(&["a"]), words(&["a", "b"])));
         // A device that was added a moment ago has no root records.
         assert_eq!(chosen(&[device("a", 0, 4, 9, 1), device("b", 1, 4, 0, 2)]).0, words(&["a", "b"]));
     }

@@ -89,7 +89,7 @@ fn tables(of: Of, now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Tab
                 let now = of.histograms(&device.spread).get(place).cloned().unwrap_or_default();
                 since(&now, earlier.and_then(|earlier| earlier.get(place)))
             };
-            Table { name: device.path.clone(), columns: of.columns().into_iter().map(column).collect() }
+            Table { name: device.name().to_owned(), columns: of.columns().into_iter().map(column).collect() }
         };
         let devices: Vec<Table> = pool.devices.iter().enumerate().map(device).collect();
         let column = |place: usize| sum(&devices.iter().filter_map(|device| device.columns.get(place)).cloned().collect::<Vec<_>>());
@@ -152,7 +152,7 @@ fn json(of: Of, tables: &[Table]) -> String {
             json!({ "name": table.name, "of": if of == Of::Times { "nanoseconds" } else { "bytes" }, "by_powers_of_two": columns })
         })
         .collect();
-    json!({ "output_version": super::list::version("iostat"), "histograms": rows }).to_string() + "\n"
+    json!({ "output_version": super::json::version("iostat"), "histograms": rows }).to_string() + "\n"
 }
 
 #[cfg(test)]
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn devices_add_up_and_looks_are_subtracted() {
-        let form = Form { scripted: true, exact: true, json: false };
+        let form = Form { scripted: true, exact: true, ..Form::default() };
         let shown = text(Of::Times, &[figures(5)], &[figures(2)], true, form);
         assert!(shown.starts_with("tank\t1\t0\t0\t0\t0\ntank\t3\t0\t0\t0\t0\ntank\t7\t6\t0\t0\t0\n"), "{shown}");
         assert!(shown.contains("/1\t7\t3\t0\t0\t0\n"), "{shown}");

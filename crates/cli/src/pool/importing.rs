@@ -1,7 +1,7 @@
 //! `nacre pool import`: which pools there are, and which of them is meant.
 
 use super::{
-    client,
+    cachefile, client, dates,
     find::{self, Candidate, Search},
     order::{Target, ToImport},
     process, run,
@@ -35,7 +35,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Why not.
 pub fn import(what: ToImport, command: &str) -> Result<ExitCode, Failure> {
     let places = absolute(&what.places)?;
-    let mut search = search(&places, what.name.as_deref());
+    let noted = what.cachefile.as_deref().map(cachefile::devices).transpose()?;
+    let mut search = search(&places, noted.as_deref(), what.name.as_deref());
     search.pools.retain(|pool| (pool.identity.state == PoolState::Destroyed) == what.destroyed);
     for (path, why) in &search.refused {
         run::tell(&format!("{}: {}", path.display(), printable(why.as_bytes())));
@@ -68,10 +69,10 @@ fn absolute(places: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Looks for pools. A process that was killed a moment ago may still hold the devices of the one that is wanted: then again for a short while.
-fn search(places: &[PathBuf], wanted: Option<&str>) -> Search {
+fn search(places: &[PathBuf], noted: Option<&[(PathBuf, u64)]>, wanted: Option<&str>) -> Search {
     let until = Instant::now() + PATIENCE;
     loop {
-        let found = find::search(places);
+        let found = find::search(places, noted);
         let there = wanted.is_none_or(|wanted| found.pools.iter().any(|pool| is_meant(pool, wanted)) || client::lives(wanted));
         if there || !found.busy || Instant::now() >= until {
             return found;
@@ -150,9 +151,10 @@ fn one(candidate: &Candidate, new: Option<String>, what: &ToImport, command: &st
     if what.only_say {
         return foresee(&doing, &devices);
     }
-    let how = How::Import { old, read_only, txg: what.txg, rewind: what.rewind, temporary: what.temporary };
+    let (txg, rewind, temporary, trusted) = (what.txg, what.rewind, what.temporary, what.force);
+    let how = How::Import { old, read_only, txg, rewind, temporary, trusted };
     let (altroot, cache) = (what.altroot.clone(), run::cache(what.cache)?);
-    Start { name, devices, how, properties, altroot, mount: what.mount, cache, command: command.to_owned() }.start()
+    run::start(Start { name, devices, how, properties, altroot, mount: what.mount, cache, command: command.to_owned() })
 }
 
 /// What `-F` would do.
@@ -161,41 +163,59 @@ fn foresee(doing: &str, paths: &[PathBuf]) -> Result<ExitCode, Failure> {
     match Imported::open(opened.clone(), Access::ReadOnly, None, process::opening(run::CACHE, None)) {
         Ok(_) => print("the last state can be read: nothing would be given up\n")?,
         Err(refusal) => {
-            let states = states(&opened)?;
             run::tell(&format!("{doing}: {}", refusal.what));
-            let txgs: Vec<String> = states.iter().skip(1).map(u64::to_string).collect();
-            print(&format!("would go back to the newest of these transaction groups that can be read: {}\n", txgs.join(", ")))?;
+            let states: Vec<String> = older(&opened)?.iter().map(State::text).collect();
+            print(&format!("would go back to the newest of these transaction groups that can be read: {}\n", states.join(", ")))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The transaction groups that can be gone back to, the newest first.
+/// A state that can be gone back to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    /// Its last transaction group.
+    pub txg: u64,
+    /// When, seconds since 1970.
+    time: u64,
+}
+
+impl State {
+    /// What it is called.
+    pub(super) fn text(&self) -> String {
+        format!("{} ({})", self.txg, dates::long(self.time))
+    }
+}
+
+/// The states that can be gone back to where the last one cannot be had, the newest first.
 ///
 /// # Errors
 /// Labels that cannot be read.
-pub(super) fn states(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) -> Result<Vec<u64>, Failure> {
+pub(super) fn older(devices: &[std::sync::Arc<dyn nacre_pool::device::Device>]) -> Result<Vec<State>, Failure> {
     let mut found = std::collections::BTreeMap::new();
     for device in devices {
         let failed = |error: nacre_pool::PoolError| Failure::new(error.to_string());
         let Some(identity) = label::probe(&**device).map_err(failed)? else { continue };
-        found.extend(
-            label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, (root.kept, root.txg.0))),
-        );
+        found.extend(label::roots(&**device, identity.pool).map_err(failed)?.into_iter().map(|root| (root.generation, root)));
     }
-    let kept = found.values().next_back().map_or(0, |(kept, _)| *kept);
-    let mut txgs: Vec<u64> = found.into_iter().filter(|(generation, _)| *generation >= kept).map(|(_, (_, txg))| txg).collect();
-    txgs.dedup();
-    txgs.reverse();
-    Ok(txgs)
+    let Some(newest) = found.values().next_back() else { return Ok(Vec::new()) };
+    let (kept, last) = (newest.kept, newest.txg.0);
+    // Where the records of the last ones are lost, the newest that is left has nothing against it.
+    let lost = label::lost(devices, newest) > 0;
+    let state = |root: label::Root| State { txg: root.txg.0, time: root.time };
+    let mut states: Vec<State> = found.into_values().filter(|root| root.generation >= kept).map(state).collect();
+    states.dedup_by_key(|state| state.txg);
+    states.reverse();
+    states.retain(|state| lost || state.txg < last);
+    Ok(states)
 }
 
 /// A pool that is opened here, for reading alone.
 ///
 /// # Errors
 /// There is none, or more than one is meant.
-pub fn read_only(target: &Target) -> Result<Imported, Failure> {
-    let search = find::search(&absolute(&target.places)?);
+pub fn read_only(target: &Target, access: Access) -> Result<Imported, Failure> {
+    let search = find::search(&absolute(&target.places)?, None);
     let candidate = match (&target.name, search.pools.as_slice()) {
         (Some(name), _) => choose(&search, name)?,
         (None, [one]) => one,
@@ -204,5 +224,5 @@ pub fn read_only(target: &Target) -> Result<Imported, Failure> {
     };
     let paths: Vec<PathBuf> = candidate.devices.values().cloned().collect();
     let opened = devices::open(&paths, false).map_err(run::failed)?;
-    Imported::open(opened, Access::ReadOnly, None, process::opening(run::CACHE, None)).map_err(run::failed)
+    Imported::open(opened, access, None, process::opening(run::CACHE, None)).map_err(run::failed)
 }

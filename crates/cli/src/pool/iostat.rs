@@ -9,6 +9,9 @@ use nacre_admin::{counted::Counts, pool::Figures};
 use nacre_pool::properties::size::human;
 use serde_json::json;
 
+/// So many lines of headings a table has.
+pub const HEADINGS: usize = 3;
+
 /// What a table shows of a pool or a device, per second.
 struct Row {
     name: String,
@@ -95,7 +98,7 @@ fn rows(now: &[Figures], before: &[Figures], verbose: bool) -> Vec<Row> {
         if verbose {
             for (index, device) in pool.devices.iter().enumerate() {
                 let before = earlier.and_then(|earlier| earlier.devices.get(index)).map(|device| device.counts).unwrap_or_default();
-                let name = format!("  {}", device.path);
+                let name = format!("  {}", device.name());
                 let (active, free) = (device.spread.active, device.free());
                 rows.push(Row { name, allocated: device.allocated, free, now: device.counts, before, active, seconds });
             }
@@ -170,7 +173,7 @@ fn json(rows: &[Row]) -> String {
             "active": { "read": row.active[0], "write": row.active[1], "sync": row.active[2], "trim": row.active[3] },
         })
     };
-    json!({ "output_version": super::list::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string() + "\n"
+    json!({ "output_version": super::json::version("iostat"), "rows": rows.iter().map(row).collect::<Vec<_>>() }).to_string() + "\n"
 }
 
 #[cfg(test)]
@@ -186,7 +189,7 @@ mod tests {
 
     #[test]
     fn rates_are_differences() {
-        let form = Form { scripted: true, exact: true, json: false };
+        let form = Form { scripted: true, exact: true, ..Form::default() };
         let first = table(&[figures(100, 110)], &[], None, false, Shown::default(), form);
         assert_eq!(first, "tank\t0\t0\t10\t0\t40960\t0\n");
         let next = table(&[figures(300, 112)], &[figures(100, 110)], Some(2.0), true, Shown { latency: true, ..Shown::default() }, form);

@@ -2,11 +2,10 @@
 //!
 //! One file per pool in the directory for what survives a reboot. A hint only: what counts is on the devices.
 
-use crate::{cage, failure::Failure};
+use crate::{cage, failure::Failure, whole_file};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::PathBuf,
 };
@@ -34,10 +33,8 @@ pub fn keep(guid: u64, name: &str, devices: Vec<PathBuf>) -> Result<(), Failure>
     let failed = |error: io::Error| Failure::io("cannot keep where the pool lies in", path.display(), &error);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
     let text = serde_json::to_vec(&Record { name: name.to_owned(), devices }).map_err(|error| failed(error.into()))?;
-    // A reader sees the old or the new one.
-    let unready = path.with_extension("new");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unready).map_err(failed)?;
-    file.write_all(&text).and_then(|()| fs::rename(&unready, &path)).map_err(failed)
+    let options = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
+    whole_file::replace(&path, &path.with_extension("new"), &options, &text).map_err(failed)
 }
 
 /// Forgets a pool that is gone.
@@ -48,9 +45,14 @@ pub fn forget(guid: u64) {
     }
 }
 
-/// The devices of all pools that are known.
-pub fn devices() -> Vec<PathBuf> {
+/// The devices of all pools that are known, each with the number of its pool: at its path something else may lie by now.
+pub fn devices() -> Vec<(PathBuf, u64)> {
     let files = directory().map(|directory| crate::runtime::children(&directory)).unwrap_or_default();
-    let records = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")).filter_map(|path| fs::read(path).ok());
-    records.filter_map(|text| serde_json::from_slice::<Record>(&text).ok()).flat_map(|record| record.devices).collect()
+    let record = |path: PathBuf| {
+        let guid = path.file_name()?.to_str()?.strip_suffix(".json")?;
+        let record = serde_json::from_slice::<Record>(&fs::read(&path).ok()?).ok()?;
+        Some((u64::from_str_radix(guid, 16).ok()?, record.devices))
+    };
+    let records = files.into_iter().filter_map(record);
+    records.flat_map(|(guid, devices)| devices.into_iter().map(move |device| (device, guid))).collect()
 }

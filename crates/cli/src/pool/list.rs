@@ -1,24 +1,27 @@
-//! `nacre pool list` and `get`: tables and JSON. Pure.
+//! `nacre pool list` and `get`: tables. Pure.
 
-use super::order::Form;
+use super::{expected::UNAVAILABLE, json, order::Form, status};
 use crate::{
     columns::{self, Align},
     failure::Failure,
 };
 use nacre_admin::pool::{
-    Figures,
+    DeviceFigures, Figures,
     figures::percent,
     properties::{self, Value},
 };
 use nacre_pool::properties::{POOL_PROPERTIES, PropertyError, size::human_bytes};
-use serde_json::{Map, json};
 
 /// The columns where none are named.
 const USUAL: [&str; 11] =
     ["name", "size", "allocated", "free", "checkpoint", "expandsize", "fragmentation", "capacity", "dedupratio", "health", "altroot"];
 
-fn wrong(error: &PropertyError) -> Failure {
-    Failure::usage(format!("bad property list: {error}")).next("`nacre pool get all POOL` shows the properties that there are")
+/// A property that there is not.
+pub fn wrong(error: &PropertyError) -> Failure {
+    let meant = error.next(POOL_PROPERTIES);
+    let gap = if meant.is_empty() { "" } else { " " };
+    Failure::usage(format!("bad property list: {error}"))
+        .next(format!("{meant}{gap}`nacre pool get all POOL` shows the properties that there are"))
 }
 
 /// A number of bytes for people or for scripts.
@@ -26,7 +29,15 @@ pub fn bytes(number: u64, exact: bool) -> String {
     if exact { number.to_string() } else { human_bytes(number) }
 }
 
-fn shown(value: &Value, form: Form) -> String {
+/// The value of a property; of a pool whose process has ended hardly any is known.
+pub fn value(pool: &Figures, name: &str) -> Result<Value, PropertyError> {
+    let value = properties::value(pool, name)?;
+    let known = pool.health != UNAVAILABLE || ["name", "health", "guid"].contains(&name);
+    Ok(if known { value } else { Value { exact: "-".to_owned(), human: "-".to_owned(), source: "-" } })
+}
+
+/// A value for people or for scripts.
+pub fn shown(value: &Value, form: Form) -> String {
     if form.exact { value.exact.clone() } else { value.human.clone() }
 }
 
@@ -45,11 +56,11 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
     let columns = names.iter().map(|name| properties::resolve(name)).collect::<Result<Vec<_>, _>>().map_err(|error| wrong(&error))?;
     if form.json {
         let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
-        return json("list", pools, form, |_| names.iter().map(|name| (*name).to_owned()).collect());
+        return json::properties("list", pools, form, verbose, |_| names.iter().map(|name| (*name).to_owned()).collect());
     }
     let mut rows = Vec::new();
     for pool in pools {
-        let cells = columns.iter().map(|(name, _)| properties::value(pool, name).map(|value| shown(&value, form)));
+        let cells = columns.iter().map(|(name, _)| value(pool, name).map(|value| shown(&value, form)));
         rows.push(cells.collect::<Result<Vec<String>, _>>().map_err(|error| wrong(&error))?);
         if verbose {
             rows.extend(device_rows(pool, &columns, form));
@@ -64,19 +75,30 @@ pub fn table(pools: &[Figures], columns: Option<&[String]>, verbose: bool, form:
     Ok(columns::aligned(&headings, &rows, false))
 }
 
+/// What stands in a column for a device.
+pub fn device_value(pool: &Figures, device: &DeviceFigures, name: &str) -> Value {
+    let of = |exact: String, human: String| Value { exact, human, source: "-" };
+    let plain = |text: &str| of(text.to_owned(), text.to_owned());
+    let size = |number: u64| of(bytes(number, true), bytes(number, false));
+    let share = |number: u64| of(number.to_string(), format!("{number}%"));
+    match name {
+        "health" => plain(status::device_state(pool, device)),
+        "name" => plain(device.name()),
+        _ if pool.health == UNAVAILABLE => plain("-"),
+        "size" => size(device.size),
+        "allocated" => size(device.allocated),
+        "free" => size(device.free()),
+        "fragmentation" => share(device.fragmentation()),
+        "capacity" => share(percent(device.allocated, device.size)),
+        "guid" => plain(&device.guid.to_string()),
+        _ => plain("-"),
+    }
+}
+
 fn device_rows(pool: &Figures, columns: &[(String, String)], form: Form) -> Vec<Vec<String>> {
-    let cell = |device: &nacre_admin::pool::DeviceFigures, name: &str| {
-        let share = |number: u64| if form.exact { number.to_string() } else { format!("{number}%") };
-        match name {
-            "name" => format!("{}{}", if form.scripted { "" } else { "  " }, device.path),
-            "size" => bytes(device.size, form.exact),
-            "allocated" => bytes(device.allocated, form.exact),
-            "free" => bytes(device.free(), form.exact),
-            "fragmentation" => share(device.fragmentation()),
-            "capacity" => share(percent(device.allocated, device.size)),
-            "health" => "ONLINE".to_owned(),
-            _ => "-".to_owned(),
-        }
+    let cell = |device: &DeviceFigures, name: &str| {
+        let text = shown(&device_value(pool, device, name), form);
+        if name == "name" && !form.scripted { format!("  {text}") } else { text }
     };
     pool.devices.iter().map(|device| columns.iter().map(|(name, _)| cell(device, name)).collect()).collect()
 }
@@ -95,8 +117,23 @@ pub fn properties_table(pools: &[Figures], wanted: &[String], fields: Option<&[S
     }
     let names_of = |pool: &Figures| if all { properties::names(pool) } else { names.clone() };
     if form.json {
-        return json("get", pools, form, names_of);
+        return json::properties("get", pools, form, false, names_of);
     }
+    let mut rows = Vec::new();
+    for pool in pools {
+        for name in names_of(pool) {
+            let value = value(pool, &name).map_err(|error| wrong(&error))?;
+            rows.push((pool.name.clone(), name, value));
+        }
+    }
+    get_table(rows.into_iter(), fields, form)
+}
+
+/// A table of names, properties and values.
+///
+/// # Errors
+/// A column that there is not.
+pub fn get_table(values: impl Iterator<Item = (String, String, Value)>, fields: Option<&[String]>, form: Form) -> Result<String, Failure> {
     let usual = ["name", "property", "value", "source"].map(str::to_owned);
     let fields = match fields {
         Some([all]) if all == "all" => &usual[..],
@@ -110,51 +147,15 @@ pub fn properties_table(pools: &[Figures], wanted: &[String], fields: Option<&[S
         other => Err(Failure::usage(format!("invalid column name '{other}'")).next("there are name, property, value and source")),
     };
     let headings = fields.iter().map(heading).collect::<Result<Vec<_>, _>>()?;
-    let mut rows = Vec::new();
-    for pool in pools {
-        for name in names_of(pool) {
-            let value = properties::value(pool, &name).map_err(|error| wrong(&error))?;
-            let cell = |(heading, _): &(&str, Align)| match *heading {
-                "NAME" => pool.name.clone(),
-                "PROPERTY" => name.clone(),
-                "VALUE" => shown(&value, form),
-                _ => value.source.to_owned(),
-            };
-            rows.push(headings.iter().map(cell).collect());
-        }
-    }
+    let row = |(of, name, value): (String, String, Value)| {
+        let cell = |(heading, _): &(&str, Align)| match *heading {
+            "NAME" => of.clone(),
+            "PROPERTY" => name.clone(),
+            "VALUE" => shown(&value, form),
+            _ => value.source.to_owned(),
+        };
+        headings.iter().map(cell).collect::<Vec<String>>()
+    };
+    let rows: Vec<Vec<String>> = values.map(row).collect();
     Ok(if form.scripted { columns::scripted(&rows) } else { columns::aligned(&headings, &rows, false) })
-}
-
-/// Pools with their properties as JSON, in the form of OpenZFS 2.3.
-fn json(command: &str, pools: &[Figures], form: Form, names: impl Fn(&Figures) -> Vec<String>) -> Result<String, Failure> {
-    let mut all = Map::new();
-    for pool in pools {
-        let mut values = Map::new();
-        for name in names(pool) {
-            let value = properties::value(pool, &name).map_err(|error| wrong(&error))?;
-            let source = match value.source {
-                "local" => "LOCAL",
-                "default" => "DEFAULT",
-                _ => "NONE",
-            };
-            values.insert(name, json!({ "value": shown(&value, form), "source": { "type": source, "data": "-" } }));
-        }
-        let fields = json!({
-            "name": pool.name,
-            "type": "POOL",
-            "state": pool.health,
-            "pool_guid": pool.guid.to_string(),
-            "txg": pool.txg.to_string(),
-            "properties": values,
-        });
-        all.insert(pool.name.clone(), fields);
-    }
-    let whole = json!({ "output_version": version(command), "pools": all });
-    Ok(whole.to_string() + "\n")
-}
-
-/// The head of a JSON answer.
-pub fn version(command: &str) -> serde_json::Value {
-    json!({ "command": format!("zpool {command}"), "vers_major": 0, "vers_minor": 1 })
 }

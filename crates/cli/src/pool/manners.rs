@@ -1,4 +1,5 @@
-//! What the program says to a wrong call where it is called as `zfs` or `zpool`: the sentences of these programs, and how the verb is used.
+//! What the program says to a wrong call of a verb of pools or file systems: the sentences of `zfs` and `zpool`, and how the verb is used. Called by these names it
+//! has their form as well; as `nacre pool` and `nacre fs` ours.
 //!
 //! Made from the tables of [`super::command`] and of `fs`, so that what is shown is what is taken. Pure but for [`report`] and [`refuse`].
 
@@ -14,7 +15,12 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 
 /// Tells of a command line that the table does not take; help and the version come this way as well.
 pub fn report(error: &clap::Error, table: &Command, arguments: &[OsString]) -> ExitCode {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+    if error.kind() == ErrorKind::DisplayVersion {
+        // Nobody is left to tell when the output is closed.
+        let _ = writeln!(std::io::stdout(), "{}", super::run::zfs_version().join("\n"));
+        return ExitCode::SUCCESS;
+    }
+    if error.kind() == ErrorKind::DisplayHelp {
         // Nobody is left to tell when the output is closed.
         let _ = error.print();
         return ExitCode::SUCCESS;
@@ -32,29 +38,79 @@ pub fn refuse(failure: &Failure, program: &str, table: &Command, arguments: &[Os
     ExitCode::from(failure.code(program))
 }
 
+/// A command line of `nacre pool` or `nacre fs` that the table does not take. Nothing for other commands, and for help.
+pub fn wrong(error: &clap::Error, table: &Command, arguments: &[OsString]) -> Option<Failure> {
+    use ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand as MissingCommand, DisplayVersion};
+    if matches!(error.kind(), DisplayHelp | DisplayVersion | MissingCommand) {
+        return None;
+    }
+    let usage = ours(table, arguments)?;
+    let suggested = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg].into_iter().find_map(|kind| error.get(kind));
+    // The likeliest one comes last.
+    let meant = suggested.and_then(|suggested| match suggested {
+        ContextValue::String(text) => Some(text),
+        ContextValue::Strings(texts) => texts.last(),
+        _ => None,
+    });
+    let meant = meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"));
+    Some(Failure::usage(sentence(error) + &meant).next(usage))
+}
+
+/// Adds to what is wrong with a command line of `nacre pool` or `nacre fs` how it is meant, unless that is said already.
+pub fn explained(failure: Failure, table: &Command, arguments: &[OsString]) -> Failure {
+    match ours(table, arguments) {
+        Some(usage) if failure.exit == Exit::Usage && failure.next.is_empty() => failure.next(usage),
+        _ => failure,
+    }
+}
+
+/// How the verb of `nacre pool` or `nacre fs` is used that was meant.
+fn ours(table: &Command, arguments: &[OsString]) -> Option<String> {
+    let [command, words @ ..] = arguments else { return None };
+    let table = table.find_subcommand(command.to_str().filter(|command| ["pool", "fs"].contains(command))?)?;
+    let verb = words.first().and_then(|verb| verb.to_str()).and_then(|verb| table.find_subcommand(verb));
+    let name = table.get_name();
+    Some(match verb.filter(|verb| !verb.is_hide_set()) {
+        Some(verb) => format!("usage: nacre {name} {}", line(verb, Style::Ours)),
+        None => format!("nacre {name} --help lists the commands"),
+    })
+}
+
 fn say(text: &str) {
     // Nobody is left to tell when standard error is closed.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
+fn of(error: &clap::Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind)? {
+        ContextValue::String(text) => Some(text.clone()),
+        ContextValue::Strings(texts) => texts.first().cloned(),
+        _ => None,
+    }
+}
+
 /// What is wrong, in ZFS' words where it has some.
 fn sentence(error: &clap::Error) -> String {
-    let of = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.clone()),
-        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
-        _ => None,
-    };
-    let argument = of(ContextKind::InvalidArg).unwrap_or_default();
+    let argument = of(error, ContextKind::InvalidArg).unwrap_or_default();
     match error.kind() {
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => "missing command".to_owned(),
         ErrorKind::InvalidSubcommand => {
-            format!("unrecognized command '{}'", printable(of(ContextKind::InvalidSubcommand).unwrap_or_default().as_bytes()))
+            format!("unrecognized command '{}'", printable(of(error, ContextKind::InvalidSubcommand).unwrap_or_default().as_bytes()))
         }
         ErrorKind::MissingRequiredArgument | ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => missing(&argument),
+        ErrorKind::UnknownArgument if argument.starts_with("--") => format!("invalid option '{}'", printable(argument.as_bytes())),
         ErrorKind::UnknownArgument => match argument.strip_prefix('-') {
             Some(letter) => format!("invalid option '{}'", printable(letter.as_bytes())),
             None => "too many arguments".to_owned(),
         },
+        // A letter that means all, and a name.
+        ErrorKind::ArgumentConflict if of(error, ContextKind::PriorArg).is_some_and(|other| other.starts_with(['[', '<'])) => {
+            "too many arguments".to_owned()
+        }
+        ErrorKind::ValueValidation => {
+            let value = of(error, ContextKind::InvalidValue).unwrap_or_default();
+            format!("bad numeric value '{}' for '{argument}'", printable(value.as_bytes()))
+        }
         _ => {
             let text = error.to_string();
             text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -82,15 +138,24 @@ fn missing(argument: &str) -> String {
 fn usage(table: &Command, arguments: &[OsString]) -> String {
     let verb = arguments.first().and_then(|verb| verb.to_str()).and_then(|verb| table.find_subcommand(verb));
     if let Some(verb) = verb.filter(|verb| !verb.is_hide_set()) {
-        return format!("usage:\n\t{}\n", line(verb));
+        return format!("usage:\n\t{}\n", line(verb, Style::Zfs));
     }
     let verbs = table.get_subcommands().filter(|verb| !verb.is_hide_set());
-    let lines: String = verbs.map(|verb| format!("\t{}\n", line(verb))).collect();
+    let lines: String = verbs.map(|verb| format!("\t{}\n", line(verb, Style::Zfs))).collect();
     format!("usage: {} command args ...\nwhere 'command' is one of the following:\n\n{lines}", table.get_name())
 }
 
-/// A verb with its letters and arguments on a line: `create [-fn] [-o property=value] ... <pool> <device> ...`.
-fn line(verb: &Command) -> String {
+/// How a verb is written down.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    /// `create [-fn] [-o property=value] ... <pool> <device> ...`
+    Zfs,
+    /// `create [-fn] [-o PROPERTY=VALUE]... POOL DEVICE...`
+    Ours,
+}
+
+/// A verb with its letters and arguments on a line.
+fn line(verb: &Command, style: Style) -> String {
     let shown = || verb.get_arguments().filter(|arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version"));
     let flag = |arg: &&Arg| arg.get_short().is_some() && !arg.get_action().takes_values() && !arg.is_required_set();
     let letters: String = shown().filter(flag).filter_map(Arg::get_short).collect();
@@ -101,24 +166,33 @@ fn line(verb: &Command) -> String {
     let (places, options): (Vec<&Arg>, Vec<&Arg>) = shown().filter(|arg| !flag(arg)).partition(|arg| arg.is_positional());
     for arg in options.into_iter().chain(places) {
         text.push(' ');
-        text.push_str(&argument(arg));
+        text.push_str(&argument(arg, style));
     }
-    text
+    // What can be told again and again.
+    let again = if shown().any(|arg| arg.get_id() == "time") { " [INTERVAL [COUNT]]" } else { "" };
+    text + &if style == Style::Zfs { again.to_lowercase() } else { again.to_owned() }
 }
 
-fn argument(arg: &Arg) -> String {
-    let name = arg.get_value_names().and_then(|names| names.first()).map_or_else(|| arg.get_id().as_str(), |name| name.as_str());
-    let name = name.trim_end_matches("...").trim_end_matches(',').to_lowercase();
+fn argument(arg: &Arg, style: Style) -> String {
+    let names: Vec<&str> = arg.get_value_names().unwrap_or_default().iter().map(|name| name.as_str()).collect();
+    let names = if names.is_empty() { vec![arg.get_id().as_str()] } else { names };
+    let several = arg.get_num_args().is_some_and(|count| count.max_values() > 1) || matches!(arg.get_action(), ArgAction::Append);
     let switch = arg.get_short().map(|letter| format!("-{letter}")).or_else(|| arg.get_long().map(|word| format!("--{word}")));
-    let more = match arg.get_action() {
-        ArgAction::Append => " ...",
-        _ if arg.get_num_args().is_some_and(|count| count.max_values() > 1) => " ...",
-        _ => "",
+    let more = match style {
+        _ if !several => "",
+        Style::Zfs => " ...",
+        Style::Ours => "...",
+    };
+    let name = |name: &str| match style {
+        Style::Zfs => name.trim_end_matches("...").trim_end_matches(',').to_lowercase(),
+        Style::Ours => name.to_owned(),
     };
     let text = match switch {
-        Some(switch) if arg.get_action().takes_values() => format!("{switch} {name}"),
+        Some(switch) if arg.get_action().takes_values() => format!("{switch} {}", names.iter().map(|one| name(one)).collect::<String>()),
         Some(switch) => switch,
-        None => format!("<{name}>"),
+        None if style == Style::Ours => names.join(" "),
+        // Of several names, those before the last may be there more than once.
+        None => names.iter().map(|one| format!("<{}>", name(one))).collect::<Vec<_>>().join(" ... "),
     };
     if arg.is_required_set() { format!("{text}{more}") } else { format!("[{}]{more}", text.trim_matches(['<', '>'])) }
 }
@@ -143,14 +217,38 @@ mod tests {
         assert!(text.ends_with(" <pool> <device> ...\n"), "{text}");
         assert!(said("zpool", "create tank").starts_with("missing vdev specification\nusage:\n\tcreate "));
         assert!(said("zpool", "foo").starts_with("unrecognized command 'foo'\nusage: zpool command args ...\nwhere 'command' is one of"));
-        assert!(said("zpool", "set autotrim=on tank tank").starts_with("too many arguments\nusage:\n\tset "));
+        assert!(said("zpool", "destroy tank tank").starts_with("too many arguments\nusage:\n\tdestroy "));
         assert!(said("zfs", "").starts_with("missing command\nusage: zfs command args ..."));
         assert!(said("zfs", "list -x").starts_with("invalid option 'x'\nusage:\n\tlist ["));
         assert!(said("zfs", "rename t/a").starts_with("missing target dataset argument\n"));
         assert!(said("zfs", "create").starts_with("missing filesystem argument\n"));
-        assert!(said("zfs", "set quota").starts_with("missing property=value argument\n"));
+        assert_eq!(said("zfs", "set"), "missing property=value argument\nusage:\n\tset [-u] <property=value> ... <filesystem> ...\n");
+        assert!(said("zpool", "list --nosuch").starts_with("invalid option '--nosuch'\n"));
+        assert!(said("zpool", "list -z").ends_with(" [pool] ... [interval [count]]\n"));
+        assert!(said("zfs", "mount -a t/a").starts_with("too many arguments\n"));
+        assert!(said("zfs", "list -d x").starts_with("bad numeric value 'x' for '-d <DEPTH>'\n"));
         assert!(said("zfs", "destroy").starts_with("missing dataset argument\n"));
         // What is there for compatibility alone is not shown.
         assert!(!said("zpool", "").contains("attach"));
+    }
+
+    #[test]
+    fn wrong_calls_of_ours_are_told_in_two_lines() {
+        let said = |words: &str| {
+            let arguments: Vec<OsString> = words.split_whitespace().map(OsString::from).collect();
+            let table = crate::commands::table();
+            let error = table.clone().try_get_matches_from(std::iter::once(OsString::from("nacre")).chain(arguments.clone())).unwrap_err();
+            wrong(&error, &table, &arguments).map(|failure| (failure.what, failure.next))
+        };
+        let two = |what: &str, next: &str| Some((what.to_owned(), next.to_owned()));
+        assert_eq!(said("pool set foo"), two("missing pool name argument", "usage: nacre pool set PROPERTY=VALUE POOL"));
+        assert_eq!(said("pool destroy tank tank"), two("too many arguments", "usage: nacre pool destroy [-f] POOL"));
+        assert_eq!(said("fs promote -x t/a"), two("invalid option 'x'", "usage: nacre fs promote FILESYSTEM"));
+        assert_eq!(
+            said("pool stauts"),
+            two("unrecognized command 'stauts'; did you mean 'status'?", "nacre pool --help lists the commands")
+        );
+        // Help, and other commands.
+        assert!(said("pool").is_none() && said("pool set --help").is_none() && said("umount").is_none());
     }
 }

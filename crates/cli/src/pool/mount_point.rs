@@ -2,7 +2,8 @@
 //!
 //! Used by `mounts.rs` alone. Parts of the path of a mount point may be directories in which ordinary users can put what they like, and what root mounts may
 //! have content of theirs: whoever chose the place could show his own files as anybody's. Invariant for root: no symbolic link is followed that somebody else
-//! could have made, neither when the place is found, nor when something is mounted there, nor when the directory is removed.
+//! could have made, neither when the place is found, nor when something is mounted there, nor when the directory is removed. The way may lead through other
+//! mounts of the pool, so all of it is gone by threads without descriptors ([`apart`]).
 
 use nacre_admin::{Kind, MountOptions, Refusal};
 use rustix::{
@@ -19,6 +20,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use fusewire::apart;
+
 use super::mounts::kind;
 use crate::{failure::reason, report::path_text};
 
@@ -26,6 +29,19 @@ use crate::{failure::reason, report::path_text};
 const DETOURS_MOST: u32 = 40;
 /// A directory as a place, whatever its permissions.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// What to do where a mount point cannot be had.
+const ELSEWHERE: &str = "choose another: nacre fs set mountpoint=PATH, or import the pool with -R DIRECTORY";
+/// Directories that belong to the system with all that is in them.
+const SYSTEM: [&str; 11] = ["/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/var/spool"];
+/// Except for these.
+const FREE: [&str; 3] = ["/dev/shm", "/usr/local", "/usr/src"];
+
+/// Whether a directory that is there is the system's own.
+fn is_systems(path: &Path) -> bool {
+    let below = |trees: &[&str]| trees.iter().any(|tree| path.starts_with(tree));
+    matches!(path.to_str(), Some("/" | "/run" | "/var")) || below(&SYSTEM) && !below(&FREE)
+}
 
 /// A directory to mount on.
 #[derive(Clone, Debug)]
@@ -52,8 +68,9 @@ impl MountPoint {
         let resolved = rustix::process::geteuid().is_root();
         let mut place = MountPoint { path: at.to_owned(), resolved, made: false };
         if resolved {
-            let walked = walk(at).map_err(|stop| match stop {
+            let (path, made) = apart(|| Ok(find(at))).map_err(|error| refused(&error))?.map_err(|stop| match stop {
                 Stop::Error(error) => refused(&error.into()),
+                Stop::Name(error) => refused(&error),
                 Stop::Link(link) => {
                     let (at, link) = (path_text(at), path_text(&link));
                     let what = format!(
@@ -62,23 +79,41 @@ impl MountPoint {
                     Refusal::new(Kind::Permission, what).next("set a mountpoint without it: nacre fs set mountpoint=PATH")
                 }
             })?;
-            place.made = walked.made;
-            place.path = name_of(&walked.directory).map_err(|error| refused(&error))?;
+            place.made = made;
+            place.path = path;
         }
         // What a process that was killed has left there would only be in the way.
         crate::serve::clear_of(&place.path, &["nacre".to_owned()])
             .map_err(|failure| Refusal::new(Kind::Busy, failure.what).next(failure.next))?;
-        match place.holds_something() {
+        place.check(at, source)?;
+        match apart(|| place.holds_something()) {
             Ok(true) if !options.overlay => {
                 let refusal = Refusal::new(Kind::Busy, format!("cannot mount '{}': directory is not empty", path_text(at)));
                 Err(refusal.next("empty it, choose another mountpoint, or mount over it with -O"))
             }
             Ok(_) => Ok(place),
             Err(error) if error.kind() == io::ErrorKind::NotFound && !resolved => {
-                fs::create_dir_all(at).map_err(|error| refused(&error))?;
+                apart(|| fs::create_dir_all(at)).map_err(|error| refused(&error))?;
                 Ok(MountPoint { made: true, ..place })
             }
             Err(error) => Err(refused(&error)),
+        }
+    }
+
+    /// Refuses what no option allows: to hide a directory of the system, or what another pool shows there.
+    fn check(&self, at: &Path, source: &str) -> Result<(), Refusal> {
+        let refused = |why: String| Err(Refusal::new(Kind::Busy, format!("cannot mount '{}': {why}", path_text(at))).next(ELSEWHERE));
+        if self.resolved && !self.made && is_systems(&self.path) {
+            return refused("it is a directory of the system".to_owned());
+        }
+        let ours = source.split(['/', '@']).next().unwrap_or(source);
+        let entries = crate::mountinfo::read().unwrap_or_default();
+        // The source of a mount of ours that is none of a pool's is a path.
+        let pools =
+            entries.iter().filter(|entry| entry.kind == "fuse.nacre" && entry.source.is_relative() && entry.mountpoint == self.path);
+        match pools.map(|entry| path_text(&entry.source)).find(|there| there.split(['/', '@']).next() != Some(ours)) {
+            Some(other) => refused(format!("'{other}' of another pool is mounted there")),
+            None => Ok(()),
         }
     }
 
@@ -110,12 +145,32 @@ impl MountPoint {
     /// Removes the directory again where it was made for the mount. It may have come into use by others.
     pub fn remove(&self) {
         let (true, Some(parent), Some(name)) = (self.made, self.path.parent(), self.path.file_name()) else { return };
-        let removed = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), self.links())
-            .and_then(|parent| unlinkat(parent, name, AtFlags::REMOVEDIR));
+        let removed = apart(|| {
+            let parent = openat2(CWD, parent, PLACE.difference(OFlags::NOFOLLOW), Mode::empty(), self.links())?;
+            Ok(unlinkat(parent, name, AtFlags::REMOVEDIR)?)
+        });
         if let Err(error) = removed {
             tracing::debug!(%error, at = %self.path.display(), "a mount point stays");
         }
     }
+}
+
+/// Removes the directory of a mount that has left it, where it is empty.
+///
+/// # Errors
+/// It is not empty, or cannot be reached without a link that somebody else could have made.
+pub(super) fn tidy(at: &Path) -> io::Result<()> {
+    let (true, Some(above), Some(name)) = (rustix::process::geteuid().is_root(), at.parent(), at.file_name()) else {
+        return apart(|| fs::remove_dir(at));
+    };
+    apart(|| {
+        let walked = walk(above, false).map_err(|stop| match stop {
+            Stop::Error(error) => error.into(),
+            Stop::Name(error) => error,
+            Stop::Link(_) => io::Error::from(Errno::LOOP),
+        })?;
+        Ok(unlinkat(walked.directory, name, AtFlags::REMOVEDIR)?)
+    })
 }
 
 /// The end of a walk.
@@ -132,6 +187,14 @@ enum Stop {
     Error(Errno),
     /// Somebody else than root could have put this link there.
     Link(PathBuf),
+    /// The directory is there, but has no name.
+    Name(io::Error),
+}
+
+/// The directory's path without links, and whether it or a directory above it was missing and has been made.
+fn find(at: &Path) -> Result<(PathBuf, bool), Stop> {
+    let walked = walk(at, true)?;
+    Ok((name_of(&walked.directory).map_err(Stop::Name)?, walked.made))
 }
 
 impl From<Errno> for Stop {
@@ -140,9 +203,9 @@ impl From<Errno> for Stop {
     }
 }
 
-/// Goes to a directory from the root on, one name at a time, and makes what is missing. Only links of root's in directories that nobody else can
+/// Goes to a directory from the root on, one name at a time, and makes what is missing, or not. Only links of root's in directories that nobody else can
 /// change are followed, and none behind a directory that somebody else can change: he could have moved there what root made elsewhere.
-fn walk(at: &Path) -> Result<Walked, Stop> {
+fn walk(at: &Path, make: bool) -> Result<Walked, Stop> {
     let mut here = root()?;
     let mut left: Vec<OsString> = Vec::new();
     go_on(&mut left, at);
@@ -159,7 +222,7 @@ fn walk(at: &Path) -> Result<Walked, Stop> {
         }
         match gone_on {
             Ok(next) => here = next,
-            Err(Errno::NOENT) => {
+            Err(Errno::NOENT) if make => {
                 match mkdirat(&here, &name, Mode::from_raw_mode(0o755)) {
                     Ok(()) => made = true,
                     Err(Errno::EXIST) => {}
@@ -217,12 +280,23 @@ fn link(directory: &OwnedFd, name: &OsStr, trusted: bool) -> Result<PathBuf, Sto
 
 /// The path of what is open, as the kernel has it.
 fn name_of(file: &impl AsFd) -> io::Result<PathBuf> {
-    fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+    fs::read_link(format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_of_the_system_are_no_mount_points() {
+        let judged = |path: &str| is_systems(Path::new(path));
+        assert!(["/", "/etc", "/etc/cron.d", "/usr/bin", "/var", "/var/spool/cron", "/run"].into_iter().all(judged));
+        assert!(!["/home", "/srv/etc", "/etcetera", "/usr/local/x", "/var/lib/x", "/run/x", "/dev/shm/x"].into_iter().any(judged));
+        if is_root() {
+            let refusal = MountPoint::prepare(Path::new("/etc"), &options(true)).unwrap_err();
+            assert!(refusal.what.contains("a directory of the system"), "{}", refusal.what);
+        }
+    }
     use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 
     fn is_root() -> bool {
@@ -313,6 +387,24 @@ mod tests {
         assert_eq!(fs::read_dir(&secret).unwrap().count(), 0);
         // Directories of his are a place like any other.
         MountPoint::prepare(&home.join("y"), &options(true)).unwrap();
+    }
+
+    #[test]
+    fn a_place_is_tidied_without_following_links_of_others() {
+        if !is_root() {
+            return;
+        }
+        let scratch = scratch();
+        let (home, other) = (scratch.path().join("home"), scratch.path().join("other"));
+        fs::create_dir_all(home.join("x/y")).unwrap();
+        fs::create_dir_all(other.join("y")).unwrap();
+        give(&home);
+        tidy(&home.join("x/y")).unwrap();
+        fs::remove_dir(home.join("x")).unwrap();
+        symlink(&other, home.join("x")).unwrap();
+        assert!(tidy(&home.join("x/y")).is_err());
+        assert!(tidy(&home.join("missing/y")).is_err());
+        assert!(other.join("y").exists() && !home.join("missing").exists());
     }
 
     #[test]

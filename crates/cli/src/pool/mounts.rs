@@ -12,7 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
+use nacre_fuse::Held;
 use nacre_layers::dataset::{Dataset, Gathering, StoppedWrites};
 use nacre_pool::engine::Pool;
 use parking_lot::{Mutex, MutexGuard};
@@ -21,7 +23,7 @@ use rustix::mount::MountFlags;
 pub use super::snapshot_directory::SnapshotVerbs;
 use super::{
     carrier::{self, Carrier},
-    mount_point::MountPoint,
+    mount_point::{self, MountPoint},
     processors,
     snapshot_directory::{Directory, Verbs},
     telling::Telling,
@@ -43,6 +45,10 @@ pub struct FuseMounts {
     /// Writes to all of them that the kernel collects.
     gathering: Arc<Gathering>,
     telling: Telling,
+    /// What is mounted is not trusted: nobody gets more rights by it, whatever properties and options say.
+    harmless: bool,
+    /// Directories that were made for mounts that are about to be made.
+    places: Mutex<Vec<(PathBuf, MountPoint)>>,
 }
 
 /// One mount.
@@ -68,14 +74,43 @@ impl std::fmt::Debug for FuseMounts {
 impl FuseMounts {
     /// No mounts yet.
     #[must_use]
-    pub fn new(pool: Arc<Pool>) -> FuseMounts {
-        FuseMounts { pool, live: Arc::default(), verbs: Arc::default(), gathering: Arc::default(), telling: Telling::start() }
+    pub fn new(pool: Arc<Pool>, harmless: bool) -> FuseMounts {
+        FuseMounts {
+            pool,
+            live: Arc::default(),
+            verbs: Arc::default(),
+            gathering: Arc::default(),
+            telling: Telling::start(),
+            harmless,
+            places: Mutex::default(),
+        }
+    }
+
+    /// The directory to mount on, made if need be, and if that has not been done already.
+    fn place(&self, at: &Path, options: &MountOptions) -> Result<MountPoint, Refusal> {
+        let made = self.places.lock().extract_if(.., |(there, place)| there == at && place.path().is_dir()).next();
+        made.map_or_else(|| MountPoint::prepare(at, options), |(_, place)| Ok(place))
+    }
+
+    fn allowed(&self, options: &MountOptions) -> MountOptions {
+        MountOptions { no_suid: options.no_suid || self.harmless, no_dev: options.no_dev || self.harmless, ..options.clone() }
     }
 
     /// From now on snapshots can be made and destroyed in `.zfs/snapshot`. The verbs may use these mounts.
     pub fn carry_out(&self, verbs: SnapshotVerbs) {
         // A second one would be the same.
         let _ = self.verbs.set(verbs);
+    }
+
+    /// Makes the kernel pass on what it holds of all of them, as far as it can. No mount is kept meanwhile.
+    pub fn pass_on(&self) {
+        let held: Vec<Held> = self.live.lock().iter().map(|live| live.carrier.mount.held()).collect();
+        for held in held {
+            if let Err(error) = held.pass_on() {
+                // Whoever wrote it is told by his own fsync(2).
+                tracing::debug!(%error, "what was written below a mount could not be passed on");
+            }
+        }
     }
 
     fn find(&self, what: What) -> Option<Arc<Live>> {
@@ -134,15 +169,28 @@ impl FuseMounts {
 
 impl Mounts for FuseMounts {
     fn mount(&self, what: What, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
+        let options = &self.allowed(options);
         let source = &options.source;
         let mut all = listed(&self.live);
         if all.iter().any(|live| live.what == what) {
             return Err(Refusal::new(Kind::Busy, format!("cannot mount '{source}': filesystem already mounted")));
         }
-        let place = MountPoint::prepare(at, options)?;
+        let place = self.place(at, options)?;
         let live = self.start(&all, what, at, place.clone(), options).inspect_err(|_| place.remove())?;
         all.push(live);
         Ok(())
+    }
+
+    fn make_place(&self, at: &Path, options: &MountOptions) -> Result<(), Refusal> {
+        let place = MountPoint::prepare(at, options)?;
+        self.places.lock().push((at.to_owned(), place));
+        Ok(())
+    }
+
+    fn not_mounted(&self) {
+        // Those within others first.
+        let mut places = std::mem::take(&mut *self.places.lock());
+        places.drain(..).rev().for_each(|(_, place)| place.remove());
     }
 
     fn unmount(&self, what: What, force: bool) -> Result<(), Refusal> {
@@ -178,7 +226,38 @@ impl Mounts for FuseMounts {
         Ok(())
     }
 
+    fn is_free(&self, what: What) -> Result<(), Refusal> {
+        let Some(live) = self.find(what).filter(|live| !live.within) else { return Ok(()) };
+        match live.carrier.mount.in_use() {
+            Ok(true) => Err(busy(&live, IN_USE)),
+            Ok(false) => Ok(()),
+            Err(error) => {
+                tracing::debug!(%error, at = %live.at.display(), "it will turn out whether this mount is in use");
+                Ok(())
+            }
+        }
+    }
+
+    fn hidden(&self) -> Vec<u64> {
+        let live: Vec<Arc<Live>> = listed(&self.live).clone();
+        let mounts: Vec<Identity> = live.iter().filter_map(|live| live.carrier.mount.identity()).collect();
+        let hidden = fusewire::hidden(&mounts).unwrap_or_else(|error| {
+            tracing::warn!(%error, "it cannot be seen which mounts are hidden");
+            Vec::new()
+        });
+        let is_hidden = |live: &&Arc<Live>| live.carrier.mount.identity().is_some_and(|mount| hidden.contains(&mount));
+        live.iter().filter(is_hidden).filter(|live| live.what.snapshot.is_none()).map(|live| live.what.dataset).collect()
+    }
+
+    fn tidy(&self, at: &Path) {
+        // It may have content of its own, or was there for another purpose.
+        if let Err(error) = mount_point::tidy(at) {
+            tracing::debug!(at = %at.display(), %error, "the directory of a mount stays");
+        }
+    }
+
     fn remount(&self, what: What, options: &MountOptions) -> Result<(), Refusal> {
+        let options = &self.allowed(options);
         let Some(live) = self.find(what) else { return Ok(()) };
         let mut now = live.options.lock();
         if *now == *options {
@@ -265,22 +344,32 @@ impl Live {
     }
 }
 
+const IN_USE: &str = "end the processes that use it (fuser -m), or use -f";
+
 fn busy(live: &Live, next: &str) -> Refusal {
     Refusal::new(Kind::Busy, format!("cannot unmount '{}': pool or dataset is busy", live.at.display())).next(next)
 }
 
 /// Ends a mount; what the kernel holds of it is passed on before.
 fn end(live: &Live, force: bool) -> Result<(), Refusal> {
-    const IN_USE: &str = "end the processes that use it (fuser -m), or use -f";
     if live.within {
         return if live.carrier.take_out(live.what.dataset, &live.at, force) { Ok(()) } else { Err(busy(live, IN_USE)) };
     }
     let mount = &live.carrier.mount;
+    let is_hidden = || mount.identity().is_some_and(|mount| fusewire::hidden(&[mount]).is_ok_and(|hidden| !hidden.is_empty()));
     let refused = |error: &io::Error| match error.kind() {
+        io::ErrorKind::ResourceBusy if is_hidden() => {
+            let what = format!("cannot unmount '{}': something is mounted over a directory above it", live.at.display());
+            Refusal::new(Kind::Busy, what).next("unmount that first, or use -f")
+        }
         io::ErrorKind::ResourceBusy => busy(live, IN_USE),
         _ => Refusal::new(kind(error), format!("cannot unmount '{}': {error}", live.at.display())),
     };
     if !force {
+        // One that is gone from here is cut off: nobody passes on for us what its users have written.
+        if is_hidden() {
+            live.settle()?;
+        }
         return mount.unmount(false).map_err(|error| refused(&error));
     }
     if let Err(refusal) = live.settle() {

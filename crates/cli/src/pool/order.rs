@@ -1,10 +1,10 @@
 //! What a command line of `nacre pool` asks for, as plain data. Pure: arguments in, what to do out.
 
-use super::{command::UNSERVED, histograms::Of, words};
+use super::{called::Called, command::UNSERVED, histograms::Of, status, words};
 use crate::{commands::Order, failure::Failure};
 use clap::ArgMatches;
-use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted};
-use std::{ffi::OsString, path::PathBuf};
+use nacre_admin::pool::{ScrubOrder, TrimOrder, inspect::Wanted, properties};
+use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 /// What to do with pools.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,11 +14,11 @@ pub enum PoolOrder {
     /// Destroy one.
     Destroy { name: String, force: bool },
     /// A table of pools.
-    List { form: Form, columns: Option<Vec<String>>, verbose: bool, names: Vec<String>, again: Again },
+    List { form: Form, columns: Option<Vec<String>>, verbose: bool, names: Vec<String>, everybody: bool, again: Again },
     /// Their health.
-    Status { json: bool, verbose: bool, trim: bool, only_ill: bool, names: Vec<String>, again: Again },
+    Status { shown: status::Shown, names: Vec<String>, everybody: bool, again: Again },
     /// More devices.
-    Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool },
+    Add { name: String, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool, called: Called },
     /// Import some, or show which could be.
     Import(ToImport),
     /// Let some go.
@@ -38,7 +38,7 @@ pub enum PoolOrder {
     /// Show what devices do.
     Iostat { form: Form, verbose: bool, shown: Shown, names: Vec<String>, again: Again },
     /// Verify, or end that.
-    Scrub { names: Vec<String>, order: ScrubOrder, wait: bool },
+    Scrub { names: Vec<String>, all: bool, order: ScrubOrder, wait: bool },
     /// Tell devices of free room, or end that.
     Trim { pool: String, devices: Vec<PathBuf>, order: TrimOrder, wait: bool },
     /// Wait for the end of what goes on by itself: these, or all.
@@ -56,7 +56,7 @@ pub enum PoolOrder {
     /// Which formats and features there are, which pools lack some, or enabling them.
     Upgrade { list: bool, all: bool, names: Vec<String> },
     /// The version.
-    Version,
+    Version { json: bool },
     /// What pools of this version cannot do.
     Unserved { verb: String, why: &'static str },
 }
@@ -92,6 +92,8 @@ pub struct ToImport {
     pub all: bool,
     pub destroyed: bool,
     pub places: Vec<PathBuf>,
+    /// Where it is written down where pools lie.
+    pub cachefile: Option<PathBuf>,
     pub properties: Vec<(String, String)>,
     pub altroot: Option<PathBuf>,
     pub force: bool,
@@ -109,6 +111,12 @@ pub struct Form {
     pub scripted: bool,
     pub exact: bool,
     pub json: bool,
+    /// As JSON, numbers are numbers.
+    pub integers: bool,
+    /// As JSON, pools are found by their numbers.
+    pub by_guid: bool,
+    /// What devices are called.
+    pub called: Called,
 }
 
 /// What `iostat` shows.
@@ -133,6 +141,8 @@ pub struct Again {
     pub time: Option<char>,
     /// Leave out what was summed up since the import.
     pub not_since_import: bool,
+    /// Headings stand over the first table alone.
+    pub headings_once: bool,
 }
 
 impl Eq for Again {}
@@ -154,20 +164,39 @@ fn list_of(matches: &ArgMatches, name: &str) -> Option<Vec<String>> {
 }
 
 fn bytes(matches: &ArgMatches, name: &str) -> Result<Option<u64>, Failure> {
-    let parse = |text: String| nacre_pool::properties::size::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")));
+    use nacre_pool::properties::size;
+    let parse = |text: String| size::parse(&text).map_err(|error| Failure::usage(format!("{name}: {error}")).next(size::FORM));
     text(matches, name).map(parse).transpose()
 }
 
+/// Whether a flag is there, which not every verb knows.
+fn has(matches: &ArgMatches, name: &str) -> bool {
+    matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
+}
+
 fn form_of(matches: &ArgMatches) -> Form {
-    Form { scripted: matches.get_flag("scripted"), exact: matches.get_flag("exact"), json: matches.get_flag("json") }
+    let has = |name: &str| has(matches, name);
+    let integers = has("integers");
+    Form {
+        scripted: has("scripted"),
+        exact: has("exact") || integers,
+        json: has("json"),
+        integers,
+        by_guid: has("by-guid"),
+        called: called_of(matches),
+    }
+}
+
+fn called_of(matches: &ArgMatches) -> Called {
+    Called { by_guid: has(matches, "called-guid"), resolved: has(matches, "called-real"), whole: has(matches, "called-path") }
 }
 
 /// Names, and `[INTERVAL [COUNT]]` behind them.
 fn names_again(matches: &ArgMatches) -> Result<(Vec<String>, Again), Failure> {
     let (names, interval, count) = words::interval(texts(matches, "POOL"))?;
-    let not_since_import = matches.try_get_one::<bool>("-y").ok().flatten().copied().unwrap_or(false);
     let time = text(matches, "time").and_then(|text| text.chars().next());
-    Ok((names, Again { interval, count, time, not_since_import }))
+    let (not_since_import, headings_once) = (has(matches, "-y"), has(matches, "headings-once"));
+    Ok((names, Again { interval, count, time, not_since_import, headings_once }))
 }
 
 fn target_of(matches: &ArgMatches) -> Target {
@@ -190,19 +219,46 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         "destroy" => PoolOrder::Destroy { name: pool(), force: flag("force") },
         "list" => {
             let (names, again) = names_again(matches)?;
-            PoolOrder::List { form: form_of(matches), columns: list_of(matches, "columns"), verbose: flag("verbose"), names, again }
+            PoolOrder::List {
+                form: form_of(matches),
+                columns: list_of(matches, "columns"),
+                verbose: flag("verbose"),
+                names,
+                everybody: flag("all-users"),
+                again,
+            }
         }
         "status" => {
             let (names, again) = names_again(matches)?;
-            PoolOrder::Status { json: flag("json"), verbose: flag("verbose"), trim: flag("trim"), only_ill: flag("ill"), names, again }
+            let shown = status::Shown {
+                form: form_of(matches),
+                flat: flag("flat"),
+                verbose: flag("verbose"),
+                trim: flag("trim"),
+                only_ill: flag("ill"),
+                ill_devices: flag("ill-devices"),
+                scripts: text(matches, "scripts"),
+            };
+            PoolOrder::Status { shown, names, everybody: flag("all-users"), again }
         }
-        "add" => PoolOrder::Add {
-            name: pool(),
-            devices: words::devices(paths(matches, "DEVICE"))?,
-            size: bytes(matches, "size")?,
-            force: flag("force"),
-            only_say: flag("only-say"),
-        },
+        "add" => {
+            for (name, value) in words::assignments(&texts(matches, "properties"))? {
+                let parsed = properties::parse(&name, &value, true);
+                if name != "ashift" || parsed.is_err() {
+                    let why =
+                        parsed.map_or_else(|error| error.to_string(), |_| format!("property '{name}' is none of devices: there is ashift"));
+                    return Err(Failure::new(format!("cannot add to '{}': {why}", pool())));
+                }
+            }
+            PoolOrder::Add {
+                name: pool(),
+                devices: words::devices(paths(matches, "DEVICE"))?,
+                size: bytes(matches, "size")?,
+                force: flag("force"),
+                only_say: flag("only-say"),
+                called: called_of(matches),
+            }
+        }
         "import" => PoolOrder::Import(to_import(matches)?),
         "export" => PoolOrder::Export { names: names(), all: flag("all"), force: flag("force") },
         "get" => PoolOrder::Get {
@@ -213,6 +269,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         },
         "set" => {
             let (name, value) = words::assignment(&text(matches, "PROPERTY").unwrap_or_default())?;
+            if let Some(device) = text(matches, "DEVICE") {
+                return Err(Failure::new(format!("cannot set property for '{device}' of '{}': devices have none to be set", pool())));
+            }
             PoolOrder::Set { name, value, pool: pool() }
         }
         "history" => PoolOrder::History { names: names(), internal: flag("internal"), long: flag("long") },
@@ -239,7 +298,7 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 (_, true) => ScrubOrder::Pause,
                 _ => ScrubOrder::Start,
             };
-            PoolOrder::Scrub { names: names(), order, wait: flag("wait") }
+            PoolOrder::Scrub { names: names(), all: flag("all"), order, wait: flag("wait") }
         }
         "wait" => {
             let all = texts(matches, "activity");
@@ -251,6 +310,9 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
             PoolOrder::Wait { name: pool(), activities: all }
         }
         "sync" => PoolOrder::Sync { names: names() },
+        "trim" if flag("secure") => {
+            return Err(Failure::new(format!("cannot trim '{}': devices are not made to forget for good (-d)", pool())));
+        }
         "trim" => {
             let rate = match bytes(matches, "rate")? {
                 Some(0) => return Err(Failure::usage("rate: with 0 bytes a second it would never end")),
@@ -261,22 +323,24 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
                 (_, true) => TrimOrder::Suspend,
                 _ => TrimOrder::Start { rate },
             };
-            PoolOrder::Trim { pool: pool(), devices: words::devices(paths(matches, "DEVICE"))?, order, wait: flag("wait") }
+            PoolOrder::Trim { pool: pool(), devices: paths(matches, "DEVICE"), order, wait: flag("wait") }
         }
         "clear" if flag("rewind") => {
             let why = "a pool that is imported has lost nothing that could be gone back to";
             return Err(Failure::usage(why).next("nacre pool import -F goes back, where a pool cannot be imported otherwise"));
         }
-        "clear" => PoolOrder::Clear { name: pool(), device: words::devices(paths(matches, "DEVICE"))?.pop() },
+        "clear" => PoolOrder::Clear { name: pool(), device: paths(matches, "DEVICE").pop() },
         "online" => {
-            let (name, devices) = (pool(), words::devices(paths(matches, "DEVICE"))?);
+            let (name, devices) = (pool(), paths(matches, "DEVICE"));
             match matches.get_flag("expand") {
                 true => PoolOrder::Expand { name, devices },
                 false if devices.is_empty() => return Err(Failure::usage("missing device name")),
                 false => PoolOrder::Online { name, devices },
             }
         }
-        "labelclear" => PoolOrder::LabelClear { device: paths(matches, "DEVICE").pop().unwrap_or_default(), force: flag("force") },
+        "labelclear" => {
+            PoolOrder::LabelClear { device: words::devices(paths(matches, "DEVICE"))?.pop().unwrap_or_default(), force: flag("force") }
+        }
         "inspect" => {
             let wanted =
                 Wanted { segments: flag("segments"), frames: matches.get_one::<u32>("frames").copied(), rows: text(matches, "rows") };
@@ -284,9 +348,14 @@ pub fn order(matches: &ArgMatches) -> Result<Order, Failure> {
         }
         "check" => PoolOrder::Check { target: target_of(matches) },
         "upgrade" => PoolOrder::Upgrade { list: flag("list"), all: flag("all"), names: names() },
-        "version" => PoolOrder::Version,
-        other => match UNSERVED.iter().find(|(verb, _)| *verb == other) {
-            Some((verb, why)) => PoolOrder::Unserved { verb: (*verb).to_owned(), why },
+        "version" => PoolOrder::Version { json: flag("json") },
+        other => match UNSERVED.iter().find(|(verb, ..)| *verb == other) {
+            Some((_, least, _))
+                if paths(matches, "REST").iter().filter(|word| !word.as_os_str().as_bytes().starts_with(b"-")).count() < *least =>
+            {
+                return Err(Failure::usage("missing pool name or device"));
+            }
+            Some((verb, _, why)) => PoolOrder::Unserved { verb: (*verb).to_owned(), why },
             None => return Err(Failure::usage(format!("unknown command {other}"))),
         },
     }))
@@ -333,6 +402,7 @@ fn to_import(matches: &ArgMatches) -> Result<ToImport, Failure> {
         all: matches.get_flag("all"),
         destroyed: matches.get_flag("destroyed"),
         places: paths(matches, "places"),
+        cachefile: paths(matches, "cachefile").pop(),
         properties,
         altroot,
         force: matches.get_flag("force"),

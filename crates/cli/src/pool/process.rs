@@ -5,7 +5,9 @@
 //! only while it is listened to; an order that was received is carried out and answered before the process ends.
 
 use super::{
-    client, importing, known,
+    client,
+    expected::{self, Expected},
+    importing, known,
     log_file::LogFile,
     mounts::FuseMounts,
     start::{self, How, Start},
@@ -14,14 +16,17 @@ use super::{
 use crate::{
     daemon,
     failure::{Exit, Failure},
+    report::printable,
     runtime,
 };
 use nacre_admin::{
     Imported, Kind, Mounts, Opening, Order, Progress, Refusal, Silent, Told, Verb, fs,
     pool::{self, devices},
 };
+use nacre_fuse::{Duty, SyncCalls};
 use nacre_pool::Txg;
 use nacre_pool::device::{Device, FileDevice};
+use nacre_pool::label;
 use nacre_pool::store::Access;
 use nacre_sys::signals::{Signal, Signals};
 use parking_lot::Mutex;
@@ -66,7 +71,7 @@ pub fn order() -> Option<Result<Start, Failure>> {
 }
 
 /// The name of a pool, taken by this process until it ends.
-struct Name {
+pub(super) struct Name {
     path: PathBuf,
     _lock: OwnedFd,
 }
@@ -74,6 +79,40 @@ struct Name {
 impl Name {
     fn take(directory: &Path, start: &Start) -> Result<Name, Failure> {
         let path = directory.join(client::file(&start.name)).with_extension("lock");
+        let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
+        Name::lock(path, || client::lives(&start.name))?.ok_or_else(|| {
+            Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name)).exit(Exit::Busy)
+        })
+    }
+
+    /// The name of a pool whose process was killed; nothing where somebody has it again.
+    pub(super) fn free(directory: &Path, name: &str) -> Result<Option<Name>, Failure> {
+        Name::lock(directory.join(client::file(name)).with_extension("lock"), || client::lives(name))
+    }
+
+    /// Removes what the process that was killed had beside the name: its socket, and the number of the pool.
+    pub(super) fn give_up(self, guid: u64) {
+        let (socket, number) = (self.path.with_extension("pool"), self.path.with_file_name(format!("{guid:016x}.guid")));
+        // What stays is replaced by the next import.
+        let _ = std::fs::remove_file(socket);
+        if let Ok(Some(number)) = Name::lock(number, || true) {
+            drop(number);
+        }
+    }
+
+    /// The number of a pool, so that no copy of it is imported beside it: its mount points are the same.
+    fn number(directory: &Path, guid: u64, name: &str) -> Result<Option<Name>, Failure> {
+        let path = directory.join(format!("{guid:016x}.guid"));
+        let lives = || std::fs::read_to_string(&path).is_ok_and(|name| client::lives(&name));
+        let taken = Name::lock(path.clone(), lives)?;
+        if taken.is_some() {
+            std::fs::write(&path, name).map_err(|error| Failure::io("cannot write", path.display(), &error))?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes what somebody who was killed holds yet; nothing where somebody who lives does.
+    fn lock(path: PathBuf, lives: impl Fn() -> bool) -> Result<Option<Name>, Failure> {
         let failed = |error: Errno| Failure::io("cannot lock", path.display(), &error.into());
         let until = Instant::now() + TAKEN;
         loop {
@@ -82,16 +121,11 @@ impl Name {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 // Held by a process that was killed, or that is about to answer or to fail.
-                Err(Errno::WOULDBLOCK) if Instant::now() < until && !client::lives(&start.name) => {
+                Err(Errno::WOULDBLOCK) if Instant::now() < until && !lives() => {
                     thread::sleep(Duration::from_millis(10));
                     continue;
                 }
-                Err(Errno::WOULDBLOCK) => {
-                    let doing = if matches!(start.how, How::Create { .. }) { "create" } else { "import" };
-                    return Err(
-                        Failure::new(format!("cannot {doing} '{}': a pool of that name is imported already", start.name)).exit(Exit::Busy)
-                    );
-                }
+                Err(Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(failed(error)),
             }
             // The one who had it may have removed the file since we opened it.
@@ -101,7 +135,7 @@ impl Name {
                 _ => false,
             };
             if same {
-                return Ok(Name { path: path.clone(), _lock: held.into() });
+                return Ok(Some(Name { path, _lock: held.into() }));
             }
         }
     }
@@ -117,6 +151,8 @@ impl Drop for Name {
 /// What all threads of the process know.
 struct Office {
     imported: Arc<Imported>,
+    /// Another copy of it is imported: the place of that one is remembered.
+    copy: bool,
     mounts: Arc<dyn Mounts>,
     /// Verbs that change something, one at a time.
     changing: Mutex<()>,
@@ -172,17 +208,19 @@ pub fn run(start: &Start) -> Result<(), Failure> {
     daemon::settle();
     let name = Name::take(&directory, start)?;
     log(&directory, start)?;
-    let imported = import(start).map_err(|refusal| {
+    let (imported, number, mut fresh) = import(start, &directory).map_err(|refusal| {
         drop_empty_log(&directory, start);
         client::failure(&refusal)
     })?;
     let imported = Arc::new(imported);
     let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let changed = changed.map_err(|error| Failure::io("cannot make", "an event descriptor", &error.into()))?;
-    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool)));
+    let harmless = matches!(start.how, How::Import { trusted: false, .. }) && is_anybodys(&imported);
+    let mounts = Arc::new(FuseMounts::new(Arc::clone(&imported.pool), harmless));
     let office = Arc::new(Office {
         mounts: mounts.clone(),
         imported,
+        copy: number.is_none(),
         changing: Mutex::new(()),
         busy: Mutex::new(0),
         changed,
@@ -197,19 +235,58 @@ pub fn run(start: &Start) -> Result<(), Failure> {
         let _changing = changing.ok_or_else(|| Refusal::new(Kind::Busy, "the pool is busy with another command"))?;
         fs::run(&office.imported, &*office.mounts, request, &mut Silent).map(drop)
     }));
-    let served = serve(start, &directory, &office, signals);
-    let ended = if office.gone.load(Ordering::SeqCst) { Ok(()) } else { leave(&office) };
+    let hearing = hear_sync(&office, &mounts);
+    let served = serve(start, &directory, &office, signals, &mut fresh);
+    drop(hearing);
+    let ended = match &fresh {
+        _ if office.gone.load(Ordering::SeqCst) => Ok(()),
+        Some(_) => undo(&office),
+        None => leave(&office),
+    };
+    drop(fresh);
     drop_empty_log(&directory, start);
-    drop(name);
+    if ended.is_ok() {
+        expected::forget(&directory, &start.name);
+    }
+    drop((number, name));
     served.and(ended)
 }
 
-/// Serves the pool until it is gone or the end is asked for.
-fn serve(start: &Start, directory: &Path, office: &Arc<Office>, signals: Signals) -> Result<(), Failure> {
+/// Whoever calls sync(2) finds durable afterwards what was done before, where the kernel lets us hear of it.
+fn hear_sync(office: &Office, mounts: &Arc<FuseMounts>) -> Option<SyncCalls> {
+    if office.imported.read_only || !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let (pool, mounts, same) = (Arc::downgrade(&office.imported), Arc::downgrade(mounts), Arc::downgrade(&office.imported));
+    let make_durable = move || {
+        let (Some(pool), Some(mounts)) = (pool.upgrade(), mounts.upgrade()) else { return };
+        mounts.pass_on();
+        if let Err(error) = pool.commit_changes() {
+            // The pool is suspended, and says so to whoever asks.
+            tracing::debug!(%error, "sync(2) was called in vain");
+        }
+    };
+    let stuck = move || same.upgrade().is_some_and(|pool| pool.failing.waiting().is_some() || pool.pool.suspended().is_some());
+    let heard = SyncCalls::hear(Duty { make_durable: Box::new(make_durable), stuck: Box::new(stuck) });
+    heard.inspect_err(|error| tracing::info!(%error, "sync(2) is not heard: commits come by themselves, every few seconds")).ok()
+}
+
+/// Serves the pool until it is gone or the end is asked for. What was made for a new pool is `fresh` until whoever asked for the pool has heard of it.
+fn serve(
+    start: &Start,
+    directory: &Path,
+    office: &Arc<Office>,
+    signals: Signals,
+    fresh: &mut Option<devices::Fresh>,
+) -> Result<(), Failure> {
     obey(signals, Arc::clone(office))?;
     let socket = directory.join(client::file(&start.name));
     let listener = listen_on(&socket)?;
-    let ready = get_ready(start, office).and_then(|()| daemon::report_ready()).and_then(|()| daemon::leave_directory());
+    let ready = get_ready(start, directory, office).and_then(|()| daemon::report_ready());
+    if ready.is_ok() {
+        drop(fresh.take().map(devices::Fresh::take));
+    }
+    let ready = ready.and_then(|()| daemon::leave_directory());
     let listened = ready.and_then(|()| listen(office, &listener));
     // The name first: a command that finds none knows that the pool is not imported.
     let removed = std::fs::remove_file(&socket);
@@ -221,22 +298,54 @@ fn serve(start: &Start, directory: &Path, office: &Arc<Office>, signals: Signals
 }
 
 /// What follows an import: notes for later, mounts.
-fn get_ready(start: &Start, office: &Office) -> Result<(), Failure> {
+fn get_ready(start: &Start, directory: &Path, office: &Office) -> Result<(), Failure> {
     let Office { imported, mounts, .. } = office;
     pool::remember(imported, rustix::process::getuid().as_raw(), &start.command);
     let class = if matches!(start.how, How::Create { .. }) { "pool_create" } else { "pool_import" };
     imported.watch.note(&format!("sysevent.fs.zfs.{class}"), vec![("pool".to_owned(), imported.name())]);
-    keep(imported);
+    keep(office);
+    let devices = imported.devices.read().iter().map(|device| printable(Device::name(&**device).as_bytes())).collect();
+    if let Err(failure) = Expected::new(&start.name, imported.store.identity().pool, devices).keep(directory) {
+        tracing::warn!(error = %failure, "nobody will be told if this process is killed");
+    }
     if start.mount {
         fs::mount_all(imported, &**mounts, &mut Said).map_err(|refusal| client::failure(&refusal))?;
     }
     Ok(())
 }
 
+/// Refuses devices that are reached through a file system of the pool itself: to open them, this process would wait for its own answers.
+fn outside(pool: &str, devices: &[PathBuf]) -> Result<(), Refusal> {
+    let entries = crate::mountinfo::read()
+        .map_err(|error| Refusal::new(Kind::Io, format!("cannot add to '{pool}': the table of mounts cannot be read: {error}")))?;
+    let is_own = |source: &str| source == pool || source.strip_prefix(pool).is_some_and(|rest| rest.starts_with('/'));
+    let own: Vec<_> = entries.iter().filter(|entry| entry.kind == "fuse.nacre" && entry.source.to_str().is_some_and(is_own)).collect();
+    for device in devices {
+        let resolved = fusewire::apart(|| match (std::fs::canonicalize(device), device.parent(), device.file_name()) {
+            // One that is to be made.
+            (Err(_), Some(parent), Some(name)) => Ok(std::fs::canonicalize(parent)?.join(name)),
+            (found, ..) => found,
+        });
+        // What cannot be found is told by who opens it.
+        let Some(place) = resolved.ok().and_then(|place| own.iter().find(|entry| place.starts_with(&entry.mountpoint))) else { continue };
+        let (device, place) = (crate::report::path_text(device), crate::report::path_text(&place.source));
+        let what = format!("cannot add to '{pool}': '{device}' lies in '{place}', a file system of the pool itself");
+        return Err(Refusal::new(Kind::Invalid, what).next("name a device, or a file that lies elsewhere"));
+    }
+    Ok(())
+}
+
 /// Keeps where the pool lies, so that an import finds it.
-fn keep(imported: &Imported) {
+fn keep(office: &Office) {
+    let imported = &office.imported;
+    if office.copy {
+        return;
+    }
     let devices = imported.devices.read().iter().map(|device| PathBuf::from(nacre_pool::device::Device::name(&**device))).collect();
-    if let Err(failure) = known::keep(imported.store.identity().pool, &imported.store.identity().name, devices) {
+    // What is kept may lie in a file system of this very pool.
+    let identity = imported.store.identity();
+    let kept = fusewire::apart(|| Ok(known::keep(identity.pool, &identity.name, devices)));
+    if let Err(failure) = kept.unwrap_or_else(|error| Err(Failure::io("cannot start", "a thread", &error))) {
         tracing::warn!(error = %failure, "an import will have to be told where the pool lies");
     }
 }
@@ -263,6 +372,9 @@ fn log(directory: &Path, start: &Start) -> Result<(), Failure> {
 /// Exports because the process must end.
 fn leave(office: &Office) -> Result<(), Failure> {
     let _changing = office.changing.lock();
+    if let Err(refusal) = pool::stays(&office.imported) {
+        tracing::error!(%refusal, next = refusal.next, "the pool is let go all the same: the process is told to end");
+    }
     let unmounted = fs::leave_all(&*office.mounts);
     // What was accepted becomes durable, whatever became of the mounts.
     let exported = office.imported.export().map_err(Refusal::from).and(unmounted);
@@ -270,6 +382,15 @@ fn leave(office: &Office) -> Result<(), Failure> {
         tracing::error!(error = %refusal, "the pool was not exported in order");
         client::failure(&refusal)
     })
+}
+
+/// A new pool that could not be mounted, or whose maker was killed before he heard of it, was never there.
+fn undo(office: &Office) -> Result<(), Failure> {
+    let _changing = office.changing.lock();
+    let unmounted = fs::leave_all(&*office.mounts);
+    known::forget(office.imported.store.identity().pool);
+    let destroyed = office.imported.destroy().map_err(Refusal::from).and(unmounted);
+    destroyed.map_err(|refusal| client::failure(&refusal))
 }
 
 /// What an import by this user on this machine stands on.
@@ -281,16 +402,50 @@ pub fn opening(cache: u64, altroot: Option<PathBuf>) -> Opening {
     Opening { host: nacre_admin::host::this(), entropy: entropy(), cache, altroot, alias: None, home }
 }
 
-fn import(start: &Start) -> Result<Imported, Refusal> {
-    let opening = opening(start.cache, start.altroot.clone());
-    let imported = match &start.how {
+/// Whether root has imported what others can write.
+fn is_anybodys(imported: &Imported) -> bool {
+    runtime::user() == 0 && imported.devices.read().iter().any(|device| device.is_anybodys())
+}
+
+/// Below it lies what nobody has said a place for that can be trusted.
+const ELSEWHERE: &str = "/mnt";
+
+/// What root imports from devices that others can write is nothing to trust: neither its programs and devices nor its mount points.
+fn elsewhere(start: &Start, opened: &[Arc<dyn Device>], altroot: &mut Option<PathBuf>) {
+    let Some(device) = opened.iter().find(|device| device.is_anybodys()).filter(|_| runtime::user() == 0) else { return };
+    let below = altroot.get_or_insert_with(|| Path::new(ELSEWHERE).join(&start.name));
+    super::run::tell(&format!(
+        "'{}' can be written or replaced by others than root: '{}' is imported nosuid, nodev, and below '{}' (-f: as its properties say)",
+        device.name(),
+        start.name,
+        below.display()
+    ));
+}
+
+/// The number of the pool, unless it is in use and the user has said where this one is to be seen. What is remembered is the place of the one that has it.
+fn own_number(start: &Start, directory: &Path, opened: &[Arc<dyn Device>]) -> Result<Option<Name>, Refusal> {
+    let Some(identity) = opened.first().and_then(|device| label::probe(&**device).ok().flatten()) else { return Ok(None) };
+    let busy = |failure: Failure| Refusal::new(Kind::Busy, failure.what);
+    let number = Name::number(directory, identity.pool, &start.name).map_err(busy)?;
+    if number.is_none() && start.mount && start.altroot.is_none() {
+        let what = format!("cannot import '{}': it is a copy of a pool that is imported, with the same mount points", identity.name);
+        let next = "-R DIRECTORY shows it below a directory of its own, -N imports it without mounts";
+        return Err(Refusal::new(Kind::Busy, what).next(next));
+    }
+    Ok(number)
+}
+
+/// The pool, its number, and what was made for it where it is new.
+fn import(start: &Start, directory: &Path) -> Result<(Imported, Option<Name>, Option<devices::Fresh>), Refusal> {
+    let mut opening = opening(start.cache, start.altroot.clone());
+    let (imported, number) = match &start.how {
         How::Create { size, force, properties } => {
             let doing = format!("cannot create '{}'", start.name);
             free_mountpoint(&doing, &opening, &start.name, properties)?;
             let fresh = devices::fresh(&start.devices, *size, *force)?;
             fresh.check_size(&doing, nacre_pool::store::MINIMUM_DEVICE)?;
             try_out(start, properties, &fresh.devices(), &opening)?;
-            let imported = Imported::create(fresh.devices(), &start.name, opening)?;
+            let imported = Imported::create(fresh.devices(), &start.name, properties, opening)?;
             let set = imported.set_up(properties, &start.properties);
             if let Err(refusal) = set {
                 // Nobody must take what is left for a pool.
@@ -299,32 +454,38 @@ fn import(start: &Start) -> Result<Imported, Refusal> {
                 }
                 return Err(refusal);
             }
-            drop(fresh.take());
-            return Ok(imported);
+            let number = Name::number(directory, imported.store.identity().pool, &start.name);
+            return Ok((imported, number.map_err(|failure| Refusal::new(Kind::Io, failure.what))?, Some(fresh)));
         }
-        How::Import { old, read_only, txg, rewind, temporary } => {
+        How::Import { old, read_only, txg, rewind, temporary, trusted } => {
             let other = start.name != *old;
             let name = (other && !temporary).then_some(start.name.as_str());
             let alias = (other && *temporary).then(|| start.name.clone());
-            let opening = Opening { alias, ..opening };
+            opening.alias = alias;
             let opened = open_devices(&start.devices, !read_only)?;
+            let number = own_number(start, directory, &opened)?;
+            if !trusted {
+                elsewhere(start, &opened, &mut opening.altroot);
+            }
             let access = match (read_only, txg) {
+                (true, _) if *rewind => Access::Salvage,
                 (true, _) => Access::ReadOnly,
                 (false, Some(txg)) => Access::Rewind(Txg(*txg)),
                 (false, None) => Access::ReadWrite,
             };
-            match Imported::open(opened.clone(), access, name, opening.clone()) {
+            let imported = match Imported::open(opened.clone(), access, name, opening.clone()) {
                 Err(refusal) if *rewind && access == Access::ReadWrite && refusal.kind == Kind::Io => {
                     go_back(&refusal, opened, name, &opening)?
                 }
                 imported => imported.map_err(|refusal| of_import(old, refusal))?,
-            }
+            };
+            (imported, number)
         }
     };
     if !imported.read_only {
         imported.set_up(&[], &start.properties)?;
     }
-    Ok(imported)
+    Ok((imported, number, None))
 }
 
 /// Tries limits of a new pool on devices as long as its own that are in memory alone: what is refused then has changed nothing.
@@ -341,7 +502,7 @@ fn try_out(start: &Start, properties: &[(String, String)], devices: &[Arc<dyn De
         tracing::debug!("properties of the new pool are not tried before");
         return Ok(());
     };
-    let tried = Imported::create(copies, &start.name, opening.clone())?;
+    let tried = Imported::create(copies, &start.name, properties, opening.clone())?;
     let set = tried.set_up(properties, &start.properties);
     if let Err(error) = tried.destroy() {
         tracing::debug!(%error, "a pool in memory ends");
@@ -363,7 +524,7 @@ fn open_devices(paths: &[PathBuf], writable: bool) -> Result<Vec<Arc<dyn nacre_p
 fn of_import(name: &str, mut refusal: Refusal) -> Refusal {
     refusal.what = format!("cannot import '{name}': {}", refusal.what);
     if refusal.kind == Kind::Io && refusal.next.is_empty() {
-        refusal.next = "-F goes back to the newest state that can be read".to_owned();
+        refusal.next = "-F goes back to the newest state that can be read; -F -n says which, and does nothing".to_owned();
     }
     refusal
 }
@@ -375,11 +536,15 @@ fn go_back(
     name: Option<&str>,
     opening: &Opening,
 ) -> Result<Imported, Refusal> {
-    let states = importing::states(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
-    for txg in states.into_iter().skip(1) {
+    let states = importing::older(&opened).map_err(|failure| Refusal::new(Kind::Io, failure.what))?;
+    for state in states {
+        let txg = state.txg;
         match Imported::open(opened.clone(), Access::Rewind(Txg(txg)), name, opening.clone()) {
             Ok(imported) => {
-                super::run::tell(&format!("the last state cannot be read ({why}): the pool is as it was after transaction group {txg}"));
+                let back = state.text();
+                super::run::tell(&format!(
+                    "the last state cannot be read ({why}): the pool is as it was after transaction group {back}; all that came after it is given up"
+                ));
                 return Ok(imported);
             }
             Err(refusal) => tracing::info!(txg, error = %refusal, "this state cannot be read either"),
@@ -420,7 +585,7 @@ fn listen_on(socket: &Path) -> Result<UnixListener, Failure> {
     let unready = socket.with_extension("new");
     // Left by a process that is gone: we hold the name.
     let _ = std::fs::remove_file(&unready);
-    socket.parent().into_iter().for_each(runtime::tidy);
+    socket.parent().into_iter().for_each(runtime::sweep);
     let listener = UnixListener::bind(&unready).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     std::fs::rename(&unready, socket).map_err(failed)?;
@@ -531,6 +696,11 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
                 _ => {}
             }
             let _changing = changes.then(|| office.changing.lock());
+            if let pool::Request::Add { devices, .. } = &request
+                && let Err(refusal) = outside(&imported.name(), devices)
+            {
+                return Told::Refused(refusal);
+            }
             if ends {
                 // Afterwards nothing is written any more.
                 pool::remember(imported, uid, &order.command);
@@ -542,10 +712,17 @@ fn carry_out(office: &Office, order: Order, uid: u32, notes: &mut Notes<'_>) -> 
                     pool::remember(imported, uid, &order.command);
                 }
                 if adds {
-                    keep(imported);
+                    keep(office);
                 }
-                if destroys {
-                    known::forget(imported.store.identity().pool);
+                if destroys && !office.copy {
+                    let pool = imported.store.identity().pool;
+                    let forgotten = fusewire::apart(|| {
+                        known::forget(pool);
+                        Ok(())
+                    });
+                    if let Err(error) = forgotten {
+                        tracing::warn!(%error, "it stays known where a pool lay that is destroyed");
+                    }
                 }
             }
             done.map_or_else(Told::Refused, Told::Pool)

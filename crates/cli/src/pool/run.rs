@@ -1,25 +1,37 @@
 //! Carries out what a command line asked of pools.
 
 use super::{
+    cachefile,
+    called::{self, Called},
     client::{self, Owned},
-    command, dates, histograms, importing, iostat, list, manners,
+    command, dates,
+    expected::{self, Expected},
+    histograms, importing, iostat, json, list, manners,
     order::{self as orders, Again, Form, PoolOrder, Shown, Target, ToCreate},
+    scripts::{self, Columns},
     start::{How, Start},
-    status, upgrade,
+    status, upgrade, vdevs,
 };
 use crate::{
     commands::Order,
     failure::{Exit, Failure},
     report::printable,
     run::print,
+    runtime::{self, Whose},
 };
 use nacre_admin::{
     Refusal,
-    pool::{Answer, Figures, Line, Request, ScrubOrder, Status, devices, properties},
+    pool::{Answer, DeviceFigures, Figures, Line, Request, ScrubOrder, Status, devices, properties},
     watch::Event,
 };
-use nacre_pool::{device::FileDevice, label, names, store::MINIMUM_DEVICE};
+use nacre_pool::{
+    device::FileDevice,
+    label, names,
+    properties::{DATASET_PROPERTIES, POOL_PROPERTIES, PropertyError, dataset_property},
+    store::{Access, MINIMUM_DEVICE},
+};
 use std::{
+    collections::HashSet,
     ffi::OsString,
     io::Write,
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -62,56 +74,86 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
     match order {
         PoolOrder::Create(what) => return create(what, command),
         PoolOrder::Destroy { name, force } => leave(&client::owned(&name)?, command, Request::Destroy { force })?,
-        PoolOrder::List { form, columns, verbose, names, again } => repeat(again, |_| {
-            let (pools, missing) = figures(&names)?;
+        PoolOrder::List { form, columns, verbose, names, everybody, again } => repeat(again, |_| {
+            let (mut pools, missing) = figures(&names, everybody);
+            pools.iter_mut().for_each(|pool| form.called.name(pool));
             match pools.is_empty() && !form.json {
                 true if missing.is_some() || form.scripted => {}
                 true => print("no pools available\n")?,
                 false => print(&list::table(&pools, columns.as_deref(), verbose, form)?)?,
             }
-            missing.map_or(Ok(()), Err)
+            seen(missing, pools.is_empty())
         })?,
-        PoolOrder::Status { json, verbose, trim, only_ill, names, again } => {
-            repeat(again, |_| show_status(&names, json, (verbose, trim), only_ill))?;
+        PoolOrder::Status { shown, names, everybody, again } => repeat(again, |_| show_status(&names, everybody, &shown))?,
+        PoolOrder::Add { name, devices, size, force, only_say: true, called } => would_add(&name, &devices, size, force, called)?,
+        PoolOrder::Add { name, devices, size, force, .. } => {
+            let owned = client::owned(&name)?;
+            if size.is_none() {
+                not_in_use(&devices)?;
+            }
+            done(&owned, command, Request::Add { devices, size, force })?;
         }
-        PoolOrder::Add { name, devices, size, force, only_say } => add(&name, devices, size, force, only_say, command)?,
         PoolOrder::Import(what) => return importing::import(what, command),
         PoolOrder::Export { names, all, force } => {
-            for owned in if all { client::ours() } else { named(&names)? } {
-                leave(&owned, command, Request::Export { force })?;
-            }
+            let lost = expected::lost(&names);
+            let there = names.into_iter().filter(|name| !lost.iter().any(|lost| lost.name == *name)).collect();
+            let let_go = |owned: &Owned| leave(owned, command, Request::Export { force });
+            let mut last = if all { of_all(let_go).err() } else { None };
+            each(&mut last, once(there), |name| let_go(&client::owned(&name)?));
+            each(&mut last, lost, |lost| match force {
+                // Nobody is left who could export it; who does not want it back does not expect it any more.
+                true => lost.give_up(&runtime::own()?),
+                false => Err(lost.failure()),
+            });
+            last.map_or(Ok(()), Err)?;
         }
         PoolOrder::Get { form, fields, properties, names } => {
-            let (pools, missing) = figures(&names)?;
+            if let Some(said) = vdevs::asked(&names, &properties, fields.as_deref(), form)? {
+                print(&said)?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            let (pools, missing) = figures(&names, false);
             if missing.is_none() || !pools.is_empty() {
                 print(&list::properties_table(&pools, &properties, fields.as_deref(), form)?)?;
             }
             missing.map_or(Ok(()), Err)?;
         }
-        PoolOrder::Expand { name, devices } => done(&client::owned(&name)?, command, Request::Expand { devices })?,
+        PoolOrder::Expand { name, devices } => {
+            let owned = client::owned(&name)?;
+            let devices = of_pool(&owned, devices)?;
+            done(&owned, command, Request::Expand { devices })?;
+        }
         PoolOrder::Online { name, devices } => {
-            let Answer::Listed(figures) = client::owned(&name)?.pool("", Request::List, &mut tell)? else { return Ok(ExitCode::SUCCESS) };
-            let strange = devices.iter().find(|device| !figures.devices.iter().any(|there| same(Path::new(&there.path), device)));
-            if let Some(device) = strange {
+            let figures = list_of(&client::owned(&name)?)?;
+            if let Some(device) = devices.iter().find(|device| named_device(&figures, device).is_none()) {
                 let why = format!("cannot online {}: no such device in pool", device.display());
                 return Err(Failure::new(why).exit(Exit::NotFound));
             }
         }
-        PoolOrder::Set { name, value, pool } => done(&client::owned(&pool)?, command, Request::Set { name, value })?,
+        PoolOrder::Set { name, value, pool } => {
+            let file = cachefile::of(&[(name.clone(), value.clone())]);
+            done(&client::owned(&pool)?, command, Request::Set { name, value })?;
+            file.map_or(Ok(()), |path| cachefile::keep(&path, &pool))?;
+        }
         PoolOrder::History { names, internal, long } => history(&names, internal, long)?,
         PoolOrder::Events { name, follow, verbose, scripted, clear } => events(name, follow, verbose, scripted, clear)?,
         PoolOrder::Iostat { form, verbose, shown, names, again } => show_iostat(&names, verbose, shown, form, again)?,
-        PoolOrder::Scrub { names, order, wait } => {
-            let pools = named(&names)?;
-            for owned in &pools {
-                done(owned, command, Request::Scrub(order))?;
-            }
-            for owned in pools.iter().filter(|_| wait && order == ScrubOrder::Start) {
-                done(owned, "", Request::AwaitScrub)?;
-            }
+        PoolOrder::Scrub { names, all, order, wait } => {
+            let (mut last, mut begun) = (None, Vec::new());
+            let named = || once(names).iter().map(|name| client::owned(name)).collect::<Vec<_>>();
+            let found = if all { client::ours().into_iter().map(Ok).collect() } else { named() };
+            each(&mut last, found, |owned| {
+                let owned = owned?;
+                done(&owned, command, Request::Scrub(order))?;
+                begun.push(owned);
+                Ok(())
+            });
+            each(&mut last, begun.iter().filter(|_| wait && order == ScrubOrder::Start), |owned| done(owned, "", Request::AwaitScrub));
+            last.map_or(Ok(()), Err)?;
         }
         PoolOrder::Trim { pool, devices, order, wait } => {
             let owned = client::owned(&pool)?;
+            let devices = of_pool(&owned, devices)?;
             done(&owned, command, Request::Trim { devices, order })?;
             if wait {
                 done(&owned, "", Request::AwaitTrim)?;
@@ -127,25 +169,48 @@ pub fn order(order: PoolOrder, command: &str) -> Result<ExitCode, Failure> {
             }
         }
         PoolOrder::Sync { names } => {
-            for owned in if names.is_empty() { client::ours() } else { named(&names)? } {
-                done(&owned, "", Request::Sync)?;
+            if names.is_empty() {
+                of_all(|owned| done(owned, "", Request::Sync))?;
             }
+            of_each(names, |owned| done(owned, "", Request::Sync))?;
         }
-        PoolOrder::Clear { name, device } => done(&client::owned(&name)?, command, Request::Clear { device })?,
+        PoolOrder::Clear { name, device } => {
+            let owned = client::owned(&name)?;
+            let device = of_pool(&owned, device.into_iter().collect())?.pop();
+            done(&owned, command, Request::Clear { device })?;
+        }
         PoolOrder::LabelClear { device, force } => label_clear(&device, force)?,
         PoolOrder::Inspect { target, wanted } => drop(offline(target, Request::Inspect(wanted))?),
         PoolOrder::Check { target } => return check(target),
         PoolOrder::Upgrade { list: true, .. } => print(&upgrade::known())?,
-        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[])?.0))?,
+        PoolOrder::Upgrade { all: false, names, .. } if names.is_empty() => print(&upgrade::lacking(&figures(&[], false).0))?,
         PoolOrder::Upgrade { all, names, .. } => {
-            for owned in if all { client::ours() } else { named(&names)? } {
-                owned.pool(command, Request::Upgrade, &mut say)?;
+            if all {
+                of_all(|owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
             }
+            of_each(names, |owned| owned.pool(command, Request::Upgrade, &mut say).map(drop))?;
         }
-        PoolOrder::Version => print(&format!("nacre {}\n", env!("CARGO_PKG_VERSION")))?,
+        PoolOrder::Version { json } => print(&version(ZPOOL, command, json))?,
         PoolOrder::Unserved { verb, why } => return Err(Failure::new(format!("cannot {verb}: {why}"))),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The version as `zfs` and `zpool` tell it: of the commands and of what is in the kernel, both of which are this program. The first number is that of the
+/// OpenZFS whose letters, tables and JSON are taken over, since programs choose by it how to call us.
+pub fn zfs_version() -> [String; 2] {
+    ["zfs", "zfs-kmod"].map(|part| format!("{part}-2.3.0-nacre{}", env!("CARGO_PKG_VERSION")))
+}
+
+/// What `version` prints, of `program` as it was called by `command`.
+pub fn version(program: &str, command: &str, json: bool) -> String {
+    let [userland, kernel] = zfs_version();
+    if json {
+        let head = serde_json::json!({ "command": format!("{program} version"), "vers_major": 0, "vers_minor": 1 });
+        let both = serde_json::json!({ "userland": userland, "kernel": kernel });
+        return serde_json::json!({ "output_version": head, "zfs_version": both }).to_string() + "\n";
+    }
+    if command.starts_with("nacre") { format!("nacre {}\n", env!("CARGO_PKG_VERSION")) } else { format!("{userland}\n{kernel}\n") }
 }
 
 /// The command line as it was typed, for the pool's history. Words with blanks are quoted.
@@ -177,27 +242,53 @@ pub(super) fn failed(refusal: Refusal) -> Failure {
     client::failure(&refusal)
 }
 
-fn named(names: &[String]) -> Result<Vec<Owned>, Failure> {
-    names.iter().map(|name| client::owned(name)).collect()
+/// What is named twice is meant once.
+pub fn once(mut names: Vec<String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
 }
 
-/// The pools of these names, all where none is named; and why others could not be had. Those that are there are shown all the same.
-fn some(names: &[String]) -> (Vec<Owned>, Option<Failure>) {
+/// Does something to each; one that fails keeps no other from it.
+pub fn each<T>(last: &mut Option<Failure>, all: impl IntoIterator<Item = T>, mut act: impl FnMut(T) -> Result<(), Failure>) {
+    all.into_iter().filter_map(|one| act(one).err()).for_each(|failure| note(last, failure));
+}
+
+/// Asks something of the pools of these names.
+fn of_each(names: Vec<String>, ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut last = None;
+    each(&mut last, once(names), |name| ask(&client::owned(&name)?));
+    last.map_or(Ok(()), Err)
+}
+
+/// Pools as far as they can be had.
+struct Chosen {
+    /// Those that are imported.
+    owned: Vec<Owned>,
+    /// Those that should be.
+    lost: Vec<Expected>,
+    /// Why others are not there.
+    missing: Option<Failure>,
+}
+
+/// The pools of these names, all where none is named. Those that are there are shown, whatever has become of others.
+fn some(names: &[String], everybody: bool) -> Chosen {
     if names.is_empty() {
-        return (client::all(), None);
+        return Chosen { owned: client::all(&Whose::told(everybody)), lost: expected::lost(names), missing: None };
     }
-    let (mut found, mut missing) = (Vec::new(), None);
-    for name in names {
+    let (mut owned, mut missing) = (Vec::new(), None);
+    let lost = expected::lost(names);
+    for name in names.iter().filter(|name| !lost.iter().any(|lost| lost.name == **name)) {
         match client::owned(name) {
-            Ok(owned) => found.push(owned),
+            Ok(found) => owned.push(found),
             Err(failure) => note(&mut missing, failure),
         }
     }
-    (found, missing)
+    Chosen { owned, lost, missing }
 }
 
 /// Of several failures, the last one is for the end; those before it are told.
-fn note(last: &mut Option<Failure>, failure: Failure) {
+pub fn note(last: &mut Option<Failure>, failure: Failure) {
     if let Some(before) = last.replace(failure) {
         tell(&before.what);
     }
@@ -205,6 +296,13 @@ fn note(last: &mut Option<Failure>, failure: Failure) {
 
 fn done(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> {
     owned.pool(command, request, &mut tell).map(drop)
+}
+
+/// Asks something of all pools of ours. One that is let go meanwhile has nothing left to do.
+fn of_all(ask: impl Fn(&Owned) -> Result<(), Failure>) -> Result<(), Failure> {
+    let mut last = None;
+    each(&mut last, client::ours(), |owned| ask(&owned).or_else(|failure| if owned.gone() { Ok(()) } else { Err(failure) }));
+    last.map_or(Ok(()), Err)
 }
 
 /// Ends the process that owns a pool, and waits for its end.
@@ -217,24 +315,31 @@ fn leave(owned: &Owned, command: &str, request: Request) -> Result<(), Failure> 
     Ok(())
 }
 
-fn figures(names: &[String]) -> Result<(Vec<Figures>, Option<Failure>), Failure> {
+pub(super) fn figures(names: &[String], everybody: bool) -> (Vec<Figures>, Option<Failure>) {
     let mut all = Vec::new();
-    let (pools, mut missing) = some(names);
-    for owned in pools {
-        match owned.pool("", Request::List, &mut tell) {
-            Ok(Answer::Listed(figures)) => all.push(*figures),
-            Ok(_) => {}
-            // Nobody has named it: it may just have been exported.
-            Err(_) if names.is_empty() => {}
-            Err(failure) => note(&mut missing, failure),
+    let Chosen { owned, lost, mut missing } = some(names, everybody);
+    let (answers, failures) = client::ask_each(owned, |owned| owned.pool("", Request::List, &mut |_| {}));
+    for answer in answers {
+        if let Answer::Listed(figures) = answer {
+            all.push(*figures);
         }
     }
+    failures.into_iter().for_each(|failure| note(&mut missing, failure));
+    all.extend(lost.iter().map(Expected::figures));
     all.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok((all, missing))
+    (all, missing)
 }
 
-/// Shows something once, or again and again. What is shown hears how long ago it was shown last.
-fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<(), Failure>) -> Result<(), Failure> {
+/// What comes of showing some pools while others are missing; where `nothing` was shown, that is the end of it.
+fn seen(missing: Option<Failure>, nothing: bool) -> Result<Option<Failure>, Failure> {
+    match missing {
+        Some(failure) if nothing => Err(failure),
+        missing => Ok(missing),
+    }
+}
+
+/// Shows something once, or again and again, and answers why some of it could not be shown. What is shown hears how long ago it was shown last.
+fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<Option<Failure>, Failure>) -> Result<(), Failure> {
     let (mut left, mut last) = (again.count, None::<Instant>);
     loop {
         match again.time {
@@ -243,82 +348,102 @@ fn repeat(again: Again, mut show: impl FnMut(Option<Duration>) -> Result<(), Fai
             None => {}
         }
         let now = Instant::now();
-        show(last.map(|last| now - last))?;
+        let missing = show(last.map(|last| now - last))?;
         last = Some(now);
         if let Some(left) = &mut left {
             *left -= 1;
         }
-        let (Some(interval), true) = (again.interval, left != Some(0)) else { return Ok(()) };
+        let (Some(interval), true) = (again.interval, left != Some(0)) else { return missing.map_or(Ok(()), Err) };
+        missing.iter().for_each(|failure| tell(&failure.what));
         std::thread::sleep(Duration::from_secs_f64(interval));
     }
 }
 
-fn show_status(names: &[String], json: bool, (verbose, trim): (bool, bool), only_ill: bool) -> Result<(), Failure> {
+fn show_status(names: &[String], everybody: bool, shown: &status::Shown) -> Result<Option<Failure>, Failure> {
+    let programs = shown.scripts.as_deref().map_or(Ok(Vec::new()), scripts::find)?;
     let mut all: Vec<Status> = Vec::new();
-    let (pools, mut missing) = some(names);
-    for owned in pools {
-        match owned.pool("", Request::Status { names: verbose || json }, &mut tell) {
-            Ok(Answer::Status(status)) => all.push(*status),
-            Ok(_) => {}
-            Err(_) if names.is_empty() => {}
-            Err(failure) => note(&mut missing, failure),
+    let Chosen { owned, lost, mut missing } = some(names, everybody);
+    let wanted = shown.verbose || shown.form.json;
+    let (answers, failures) = client::ask_each(owned, move |owned| owned.pool("", Request::Status { names: wanted }, &mut |_| {}));
+    for answer in answers {
+        if let Answer::Status(status) = answer {
+            all.push(*status);
         }
     }
+    failures.into_iter().for_each(|failure| note(&mut missing, failure));
+    all.extend(lost.iter().map(Expected::status));
     all.sort_by(|a, b| a.figures.name.cmp(&b.figures.name));
+    all.iter_mut().for_each(|pool| shown.form.called.name(&mut pool.figures));
     if let Some(failure) = missing.take_if(|_| all.is_empty()) {
         return Err(failure);
     }
     let none = all.is_empty();
     let well: Vec<String> = all.iter().filter(|pool| !status::is_ill(pool)).map(|pool| pool.figures.name.clone()).collect();
-    all.retain(|pool| !only_ill || status::is_ill(pool));
-    if json {
-        print(&status::json(&all))?;
-        return missing.map_or(Ok(()), Err);
+    all.retain(|pool| !shown.only_ill || status::is_ill(pool));
+    if shown.form.json {
+        print(&json::status(&all, shown))?;
+        return Ok(missing);
     }
-    let texts: Vec<String> = all.iter().map(|pool| status::text(pool, verbose, trim)).collect();
+    let more = |pool: &Status| Columns::told(&programs, pool.figures.devices.iter().map(|device| device.path.as_str()));
+    let texts: Vec<String> = all.iter().map(|pool| status::text(pool, shown, &more(pool))).collect();
     match (none, texts.is_empty(), names) {
         (true, ..) => print("no pools available\n"),
+        // Nobody knows of the one that does not answer.
+        (false, true, []) if missing.is_some() => Ok(()),
         (false, true, []) => print("all pools are healthy\n"),
         (false, true, _) => print(&well.iter().map(|name| format!("pool '{name}' is healthy\n")).collect::<String>()),
         _ => print(&texts.join("\n")),
     }?;
-    missing.map_or(Ok(()), Err)
+    Ok(missing)
 }
 
 fn show_iostat(names: &[String], verbose: bool, shown: Shown, form: Form, again: Again) -> Result<(), Failure> {
     let mut before = Vec::new();
     if again.not_since_import {
-        before = figures(names)?.0;
+        before = figures(names, false).0;
         std::thread::sleep(Duration::from_secs_f64(again.interval.unwrap_or(0.0)));
     }
     repeat(again, |since| {
-        let (now, missing) = figures(names)?;
-        if let Some(failure) = missing {
-            return Err(failure);
+        let (mut now, missing) = figures(names, false);
+        if missing.is_some() && now.is_empty() {
+            return seen(missing, true);
         }
+        now.iter_mut().for_each(|pool| form.called.name(pool));
         if now.is_empty() && !form.scripted && !form.json {
-            return print("no pools available\n");
+            return print("no pools available\n").map(|()| None);
         }
-        print(&match shown.histograms {
+        let text = match shown.histograms {
             Some(of) => histograms::text(of, &now, &before, verbose, form),
             None => iostat::table(&now, &before, since.map(|since| since.as_secs_f64()), verbose, shown, form),
-        })?;
+        };
+        let headed = shown.histograms.is_none() && !form.scripted && !form.json;
+        let headings = if again.headings_once && headed && since.is_some() { iostat::HEADINGS } else { 0 };
+        print(&text.split_inclusive('\n').skip(headings).collect::<String>())?;
         before = now;
-        Ok(())
+        Ok(missing)
     })
 }
 
 /// What can be seen wrong with the properties of a pool that is to be made or imported, before anything is done.
 pub(super) fn check_properties(doing: &str, given: &[(String, String)]) -> Result<Vec<(String, String)>, Failure> {
-    let parse =
-        |(name, value): &(String, String)| properties::parse(name, value, true).map_err(|error| Failure::new(format!("{doing}: {error}")));
-    given.iter().map(parse).collect()
+    let refused = |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(POOL_PROPERTIES));
+    let parse = |(name, value): &(String, String)| properties::parse(name, value, true).map_err(refused);
+    let mut properties: Vec<(String, String)> = given.iter().map(parse).collect::<Result<_, _>>()?;
+    // Features are those of the format: what is asked for is so already.
+    properties.retain(|(name, _)| !name.starts_with("feature@"));
+    Ok(properties)
+}
+
+/// The limit of the cache where none is named, in so much memory: an eighth, since what waits to be written and what the process itself needs come on top, and the kernel
+/// counts its own cache of what is read and written to the same control group. Pure.
+fn usual_cache(memory: Option<u64>) -> u64 {
+    memory.map_or(CACHE, |memory| (memory / 8).clamp(CACHE_LEAST, CACHE))
 }
 
 /// The limit of the cache, bytes.
 pub(super) fn cache(wanted: Option<u64>) -> Result<u64, Failure> {
     match wanted {
-        None => Ok(CACHE),
+        None => Ok(usual_cache(nacre_sys::memory_limit::limit())),
         Some(bytes) if bytes >= CACHE_LEAST => Ok(bytes),
         Some(bytes) => Err(Failure::usage(format!("cache: {bytes} bytes are too few; {CACHE_LEAST} are the least"))),
     }
@@ -339,24 +464,33 @@ fn create(what: ToCreate, command: &str) -> Result<ExitCode, Failure> {
         return Err(Failure::new(format!("{doing}: property 'readonly' can only be set at import time")));
     }
     for (property, value) in &what.root_properties {
-        let property = nacre_pool::properties::dataset_property(property).map_err(|error| Failure::new(format!("{doing}: {error}")))?;
-        property.parse(value, true).map_err(|error| Failure::new(format!("{doing}: {error}")))?;
+        let refused = |error: PropertyError| Failure::new(format!("{doing}: {error}")).next(error.next(DATASET_PROPERTIES));
+        dataset_property(property).and_then(|property| property.parse(value, true)).map_err(refused)?;
     }
     if let Some(size) = what.size.filter(|size| *size < MINIMUM_DEVICE) {
-        return Err(Failure::new(format!("{doing}: {} are too little: a device of a pool has at least 64M", list::bytes(size, false))));
+        return Err(Failure::usage(format!("{doing}: {} are too little: a device of a pool has at least 64M", list::bytes(size, false))));
     }
     if what.size.is_none() {
         not_in_use(&what.devices)?;
     }
     if what.only_say {
         devices::foresee(&what.devices, what.size, what.force, MINIMUM_DEVICE).map_err(failed)?;
-        let layout: String = what.devices.iter().map(|device| format!("\t  {}\n", device.display())).collect();
+        let layout: String = what.devices.iter().map(|device| layout(Called::default(), device)).collect();
         print(&format!("would create '{name}' with the following layout:\n\n\t{name}\n{layout}"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let how = How::Create { size: what.size, force: what.force, properties: what.root_properties };
     let (altroot, cache) = (what.altroot, cache(what.cache)?);
-    Start { name, devices: what.devices, how, properties, altroot, mount: true, cache, command: command.to_owned() }.start()
+    start(Start { name, devices: what.devices, how, properties, altroot, mount: true, cache, command: command.to_owned() })
+}
+
+/// Has a process own a pool; where a file is named for that, it is written down there where the pool lies.
+pub(super) fn start(start: Start) -> Result<ExitCode, Failure> {
+    let code = start.start()?;
+    match cachefile::of(&start.properties) {
+        Some(path) if code == ExitCode::SUCCESS => cachefile::keep(&path, &start.name).map(|()| code),
+        _ => Ok(code),
+    }
 }
 
 /// Whether two paths lead to one file or device.
@@ -371,7 +505,7 @@ fn same(a: &Path, b: &Path) -> bool {
 
 /// Refuses what belongs to a pool that is imported, by the name of that pool: no force helps.
 fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
-    for pool in figures(&[])?.0 {
+    for pool in figures(&[], false).0 {
         let taken = devices.iter().find(|device| pool.devices.iter().any(|there| same(Path::new(&there.path), device)));
         if let Some(device) = taken {
             let what = format!("{} is part of active pool '{}'", device.display(), pool.name);
@@ -382,33 +516,58 @@ fn not_in_use(devices: &[PathBuf]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn add(name: &str, devices: Vec<PathBuf>, size: Option<u64>, force: bool, only_say: bool, command: &str) -> Result<(), Failure> {
+/// A line of what a pool would be made of.
+fn layout(called: Called, device: &Path) -> String {
+    format!("\t  {}\n", called.path(&device.display().to_string()))
+}
+
+fn would_add(name: &str, devices: &[PathBuf], size: Option<u64>, force: bool, called: Called) -> Result<(), Failure> {
     let owned = client::owned(name)?;
     if size.is_none() {
-        not_in_use(&devices)?;
+        not_in_use(devices)?;
     }
-    if !only_say {
-        return done(&owned, command, Request::Add { devices, size, force });
+    devices::foresee(devices, size, force, MINIMUM_DEVICE).map_err(failed)?;
+    let mut figures = list_of(&owned)?;
+    called.name(&mut figures);
+    let there: String = figures.devices.iter().map(|device| format!("\t  {}\n", device.name())).collect();
+    let new: String = devices.iter().map(|device| layout(called, device)).collect();
+    print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{there}{new}"))
+}
+
+fn list_of(owned: &Owned) -> Result<Figures, Failure> {
+    match owned.pool("", Request::List, &mut tell)? {
+        Answer::Listed(figures) => Ok(*figures),
+        _ => Ok(Figures::default()),
     }
-    devices::foresee(&devices, size, force, MINIMUM_DEVICE).map_err(failed)?;
-    let Answer::Listed(figures) = owned.pool("", Request::List, &mut tell)? else { return Ok(()) };
-    let there = figures.devices.iter().map(|device| device.path.clone());
-    let all: String =
-        there.chain(devices.iter().map(|device| device.display().to_string())).map(|device| format!("\t  {device}\n")).collect();
-    print(&format!("would update '{name}' to the following configuration:\n\n\t{name}\n{all}"))
+}
+
+/// The device of a pool that is meant.
+pub(super) fn named_device<'a>(pool: &'a Figures, word: &Path) -> Option<&'a DeviceFigures> {
+    pool.devices.iter().find(|device| called::is_meant(device, word) || same(Path::new(&device.path), word))
+}
+
+/// Devices of a pool by the paths that it knows; what it does not know, it refuses in its own words.
+fn of_pool(owned: &Owned, words: Vec<PathBuf>) -> Result<Vec<PathBuf>, Failure> {
+    if words.is_empty() {
+        return Ok(words);
+    }
+    let figures = list_of(owned)?;
+    Ok(words.into_iter().map(|word| named_device(&figures, &word).map_or(word, |device| PathBuf::from(&device.path))).collect())
 }
 
 fn history(names: &[String], internal: bool, long: bool) -> Result<(), Failure> {
     let mut text = String::new();
-    let (pools, missing) = some(names);
-    for owned in pools {
-        let Answer::Listed(figures) = owned.pool("", Request::List, &mut tell)? else { continue };
-        let Answer::History(lines) = owned.pool("", Request::History, &mut tell)? else { continue };
+    let Chosen { owned, lost, mut missing } = some(names, false);
+    lost.iter().for_each(|lost| note(&mut missing, lost.failure()));
+    each(&mut missing, owned, |owned| {
+        let figures = list_of(&owned)?;
+        let Answer::History(lines) = owned.pool("", Request::History, &mut tell)? else { return Ok(()) };
         text.push_str(&format!("History for '{}':\n", figures.name));
         let shown = lines.iter().filter(|line| internal || !line.internal);
         shown.for_each(|line| text.push_str(&history_line(line, long)));
         text.push('\n');
-    }
+        Ok(())
+    });
     match missing {
         Some(failure) => print(&text).and(Err(failure)),
         None => print(if text.is_empty() { "no pools available\n" } else { &text }),
@@ -438,7 +597,7 @@ fn event_text(event: &Event, verbose: bool, scripted: bool) -> String {
 fn events(name: Option<String>, follow: bool, verbose: bool, scripted: bool, clear: bool) -> Result<(), Failure> {
     let mut pools: Vec<Owned> = match &name {
         Some(name) => vec![client::owned(name)?],
-        None => client::all(),
+        None => client::all(&Whose::Ours),
     };
     if clear {
         return pools.iter().try_for_each(|owned| done(owned, "", Request::ClearEvents));
@@ -492,7 +651,9 @@ fn offline(target: Target, request: Request) -> Result<Answer, Failure> {
     if target.places.is_empty() {
         return client::owned(&target.name.unwrap_or_default())?.pool("", request, &mut say);
     }
-    let imported = importing::read_only(&target)?;
+    // Whoever looks at what is there is not kept from it by what is not.
+    let access = if matches!(request, Request::Inspect(_)) { Access::Salvage } else { Access::ReadOnly };
+    let imported = importing::read_only(&target, access)?;
     let mut said = Said;
     nacre_admin::pool::run(&imported, &nacre_admin::NoMounts, request, &mut said).map_err(failed)
 }

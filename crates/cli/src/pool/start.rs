@@ -38,6 +38,9 @@ pub enum How {
         rewind: bool,
         /// The new name is this import's alone.
         temporary: bool,
+        /// What it holds is trusted, whoever can write its devices.
+        #[serde(default)]
+        trusted: bool,
     },
 }
 

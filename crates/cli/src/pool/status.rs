@@ -1,20 +1,61 @@
-//! `nacre pool status`: the health of a pool in ZFS' form, and as JSON. Pure.
+//! `nacre pool status`: the health of a pool in ZFS' form. Pure.
 
-use super::dates;
-use nacre_admin::pool::{Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
+use super::{dates, expected::UNAVAILABLE, order::Form, scripts::Columns};
+use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, TrimReport, figures::percent};
 use nacre_pool::properties::size::human_bytes;
-use serde_json::json;
+
+/// What is shown of pools.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    pub form: Form,
+    /// As JSON, devices lie beside the pool's own.
+    pub flat: bool,
+    /// Damaged files by name.
+    pub verbose: bool,
+    /// What devices were told of free room.
+    pub trim: bool,
+    /// Only pools with something wrong.
+    pub only_ill: bool,
+    /// Only devices with something wrong.
+    pub ill_devices: bool,
+    /// Programs that tell more of each device.
+    pub scripts: Option<String>,
+}
 
 /// Whether something is wrong with a pool.
 pub fn is_ill(status: &Status) -> bool {
-    let errors = |figures: &Figures| {
-        figures.devices.iter().any(|device| device.counts.read_errors + device.counts.write_errors + device.counts.checksum_errors > 0)
-    };
-    status.figures.suspended.is_some() || status.damaged > 0 || errors(&status.figures)
+    let figures = &status.figures;
+    let devices = figures.devices.iter().any(|device| device_is_ill(figures, device));
+    is_lost(figures) || figures.suspended.is_some() || devices || status.damaged > 0
 }
 
-/// The text for one pool. `names`: damaged files are shown by name. `trim`: what devices were told of free room as well.
-pub fn text(status: &Status, names: bool, trim: bool) -> String {
+/// Whether something is wrong with a device.
+pub fn device_is_ill(figures: &Figures, device: &DeviceFigures) -> bool {
+    device_state(figures, device) != "ONLINE" || errors(device) != [0; 3]
+}
+
+/// Errors of a device: reading, writing, checksums.
+pub fn errors(device: &DeviceFigures) -> [u64; 3] {
+    [device.counts.read_errors, device.counts.write_errors, device.counts.checksum_errors]
+}
+
+/// Those of all devices of a pool together.
+pub fn all_errors(figures: &Figures) -> [u64; 3] {
+    figures.devices.iter().map(errors).fold([0; 3], |[a, b, c], [d, e, f]| [a + d, b + e, c + f])
+}
+
+/// Whether the process that owned it has ended without letting it go.
+fn is_lost(figures: &Figures) -> bool {
+    figures.health == UNAVAILABLE
+}
+
+/// The state of a device of a pool.
+pub fn device_state(figures: &Figures, device: &DeviceFigures) -> &'static str {
+    if is_lost(figures) { UNAVAILABLE } else { device.health() }
+}
+
+/// The text for one pool. `more`: what programs tell of its devices.
+pub fn text(status: &Status, shown: &Shown, more: &Columns) -> String {
     let figures = &status.figures;
     let mut text = format!("  pool: {}\n state: {}\n", figures.name, figures.health);
     for (heading, words) in advice(status) {
@@ -24,9 +65,12 @@ pub fn text(status: &Status, names: bool, trim: bool) -> String {
         text.push_str(&format!("  scan: {scan}\n"));
     }
     text.push_str("config:\n\n");
-    text.push_str(&config(figures, trim));
+    text.push_str(&config(figures, shown, more));
+    if is_lost(figures) {
+        return text;
+    }
     text.push('\n');
-    text.push_str(&match (status.damaged, names) {
+    text.push_str(&match (status.damaged, shown.verbose) {
         (0, _) => "errors: No known data errors\n".to_owned(),
         (damaged, false) => format!("errors: {damaged} data errors, use '-v' for a list\n"),
         (_, true) => {
@@ -38,8 +82,20 @@ pub fn text(status: &Status, names: bool, trim: bool) -> String {
 }
 
 /// What is wrong, and what to do.
-fn advice(status: &Status) -> Vec<(&'static str, String)> {
+pub fn advice(status: &Status) -> Vec<(&'static str, String)> {
     let figures = &status.figures;
+    if is_lost(figures) {
+        let what = format!(
+            "The process that owned the pool (number {}, since {}) has ended without\nexporting it. What was synced is there; its mounts answer nobody.",
+            figures.process,
+            dates::long(figures.since)
+        );
+        let cure = format!(
+            "Import it again with 'nacre pool import {0}', which mounts it again as well.\n'nacre pool export -f {0}' gives it up.",
+            figures.name
+        );
+        return vec![("status", what), ("action", cure)];
+    }
     if let Some(why) = figures.suspended.as_ref().filter(|_| figures.waits) {
         let cure = format!(
             "Cure the device, or make room where it lies: what waits goes on by itself, 'nacre pool clear {0}' tries again at once.\n'nacre pool export -f {0}' gives it up.",
@@ -54,6 +110,18 @@ fn advice(status: &Status) -> Vec<(&'static str, String)> {
         return vec![
             ("status", format!("A write has failed, and nothing is accepted any more. What was durable before is.\n{why}")),
             ("action", format!("Cure the device. Then let the pool go with 'nacre pool export -f {0}' and import it again.", figures.name)),
+        ];
+    }
+    if let Some((device, open)) = figures.devices.iter().find_map(|device| Some((device, device.deleted.as_ref()?))) {
+        return vec![
+            (
+                "status",
+                format!(
+                    "The file {} was deleted.  All that is in the pool is there as long\nas the pool is imported, and lost when it is let go.",
+                    device.path
+                ),
+            ),
+            ("action", nacre_admin::pool::rescue(&figures.name, open)),
         ];
     }
     if status.damaged > 0 {
@@ -156,64 +224,29 @@ fn trimmed(trim: &TrimReport) -> String {
 }
 
 /// The tree of devices with their errors.
-fn config(figures: &Figures, trim: bool) -> String {
-    let width = figures.devices.iter().map(|device| device.path.chars().count() + 2).chain([figures.name.len(), 10]).max().unwrap_or(10);
-    let row = |name: &str, state: &str, errors: [String; 3]| {
+fn config(figures: &Figures, shown: &Shown, more: &Columns) -> String {
+    let devices: Vec<&DeviceFigures> =
+        figures.devices.iter().filter(|device| !shown.ill_devices || device_is_ill(figures, device)).collect();
+    let width = devices.iter().map(|device| device.name().chars().count() + 2).chain([figures.name.len(), 10]).max().unwrap_or(10);
+    let row = |name: &str, state: &str, errors: [String; 3], more: &str| {
         let [read, write, checksum] = errors;
-        format!("\t{name:<width$}  {state:<9} {read:>4} {write:>5} {checksum:>5}\n")
+        let line = format!("\t{name:<width$}  {state:<9} {read:>4} {write:>5} {checksum:>5}{more}");
+        line.trim_end().to_owned() + "\n"
     };
-    let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned));
-    let counts =
-        |of: fn(&nacre_admin::counted::Counts) -> u64| figures.devices.iter().map(|device| of(&device.counts)).sum::<u64>().to_string();
-    let sums = [counts(|counts| counts.read_errors), counts(|counts| counts.write_errors), counts(|counts| counts.checksum_errors)];
-    text.push_str(&row(&figures.name, &figures.health, sums));
-    for device in &figures.devices {
-        let counts = &device.counts;
-        let errors = [counts.read_errors, counts.write_errors, counts.checksum_errors].map(|number| number.to_string());
-        let mut line = row(&format!("  {}", device.path), "ONLINE", errors);
-        if trim {
-            line.insert_str(line.len() - 1, &format!("  ({})", trimmed(&device.trim)));
-        }
-        text.push_str(&line);
+    let numbers = |errors: [u64; 3]| errors.map(|number| number.to_string());
+    let mut text = row("NAME", "STATE", ["READ", "WRITE", "CKSUM"].map(str::to_owned), &more.heading());
+    text.push_str(&row(&figures.name, &figures.health, numbers(all_errors(figures)), &more.nothing()));
+    for device in devices {
+        let trim = if shown.trim && !is_lost(figures) { format!("  ({})", trimmed(&device.trim)) } else { String::new() };
+        let name = format!("  {}", device.name());
+        text.push_str(&row(&name, device_state(figures, device), numbers(errors(device)), &(more.of(&device.path) + &trim)));
     }
     text
-}
-
-/// Pools as JSON.
-pub fn json(all: &[Status]) -> String {
-    let mut pools = serde_json::Map::new();
-    for status in all {
-        let figures = &status.figures;
-        let device = |device: &nacre_admin::pool::DeviceFigures| {
-            json!({
-                "name": device.path, "vdev_type": if device.path.starts_with("/dev/") { "disk" } else { "file" }, "guid": device.guid.to_string(),
-                "state": "ONLINE", "alloc_space": device.allocated, "total_space": device.size,
-                "read_errors": device.counts.read_errors, "write_errors": device.counts.write_errors,
-                "checksum_errors": device.counts.checksum_errors,
-                "trim_state": format!("{:?}", device.trim.phase).to_uppercase(), "trim_notsup": u8::from(device.trim.unsupported),
-                "trimmed": device.trim.trimmed, "trim_time": device.trim.ended,
-            })
-        };
-        let scrub = &status.scrub;
-        let scan = json!({
-            "function": "SCRUB", "state": format!("{:?}", scrub.phase).to_uppercase(), "start_time": scrub.started, "end_time": scrub.ended,
-            "examined": scrub.examined, "to_examine": scrub.total, "errors": scrub.errors, "elapsed_ms": scrub.elapsed,
-        });
-        let pool = json!({
-            "name": figures.name, "state": figures.health, "pool_guid": figures.guid.to_string(), "txg": figures.txg.to_string(),
-            "suspended": figures.suspended, "process": figures.process, "since": figures.since, "read_only": figures.read_only,
-            "scan_stats": scan, "vdevs": figures.devices.iter().map(device).collect::<Vec<_>>(),
-            "error_count": status.damaged, "errors": status.names,
-        });
-        pools.insert(figures.name.clone(), pool);
-    }
-    json!({ "output_version": super::list::version("status"), "pools": pools }).to_string() + "\n"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nacre_admin::pool::DeviceFigures;
 
     fn status() -> Status {
         let devices = vec![DeviceFigures { path: "/srv/a".to_owned(), ..DeviceFigures::default() }];
@@ -225,7 +258,7 @@ mod tests {
     #[test]
     fn a_pool_in_order() {
         let expected = "  pool: tank\n state: ONLINE\nconfig:\n\n\tNAME        STATE     READ WRITE CKSUM\n\ttank        ONLINE       0     0     0\n\t  /srv/a    ONLINE       0     0     0\n\nerrors: No known data errors\n";
-        assert_eq!(text(&status(), false, false), expected);
+        assert_eq!(text(&status(), &Shown::default(), &Columns::default()), expected);
         assert!(!is_ill(&status()));
     }
 
@@ -234,7 +267,7 @@ mod tests {
         let mut status = status();
         status.figures.twice = false;
         assert!(!is_ill(&status));
-        assert!(text(&status, false, false).contains("action: Enable them with 'nacre pool upgrade tank'."));
+        assert!(text(&status, &Shown::default(), &Columns::default()).contains("action: Enable them with 'nacre pool upgrade tank'."));
     }
 
     #[test]
@@ -243,12 +276,17 @@ mod tests {
         status.damaged = 2;
         status.names = vec!["tank:/a".to_owned()];
         assert!(is_ill(&status));
-        assert!(text(&status, false, false).ends_with("errors: 2 data errors, use '-v' for a list\n"));
-        assert!(text(&status, true, false).ends_with("in the following files:\n\n        tank:/a\n"));
+        assert!(text(&status, &Shown::default(), &Columns::default()).ends_with("errors: 2 data errors, use '-v' for a list\n"));
+        assert!(
+            text(&status, &Shown { verbose: true, ..Shown::default() }, &Columns::default())
+                .ends_with("in the following files:\n\n        tank:/a\n")
+        );
         status.figures.suspended = Some("writing /srv/a: no".to_owned());
-        assert!(text(&status, false, false).contains("status: A write has failed, and nothing is accepted any more"));
+        assert!(
+            text(&status, &Shown::default(), &Columns::default()).contains("status: A write has failed, and nothing is accepted any more")
+        );
         status.figures.waits = true;
-        let waiting = text(&status, false, false);
+        let waiting = text(&status, &Shown::default(), &Columns::default());
         assert!(waiting.contains("everybody waits until it can be made") && waiting.contains("'nacre pool clear tank'"), "{waiting}");
     }
 
@@ -259,7 +297,8 @@ mod tests {
             ScrubReport { phase: Phase::Running, total: 1000, examined: 250, elapsed: 1000, started: 5, ..ScrubReport::default() };
         status.figures.now = 6;
         assert!(
-            text(&status, false, false).contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go")
+            text(&status, &Shown::default(), &Columns::default())
+                .contains("250B / 1000B scanned at 250B/s\n\t0B repaired, 0 errors, 25.00% done, 00:00:03 to go")
         );
     }
 }

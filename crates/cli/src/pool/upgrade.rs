@@ -1,6 +1,6 @@
 //! `nacre pool upgrade`: what this program knows of the format, and which pools lack some of it. Pure.
 
-use nacre_admin::pool::{Figures, figures::NEAR, figures::TWICE};
+use nacre_admin::pool::{Figures, figures::FOLDED, figures::NEAR, figures::TWICE};
 use nacre_pool::label;
 
 /// `-v`: all that this program knows.
@@ -9,7 +9,8 @@ pub fn known() -> String {
         "This program knows version {} of the format, and no other.\n\nThe following features are supported:\n\n\
          FEAT DESCRIPTION\n-------------------------------------------------------------\n\
          {TWICE}\n     Metadata lies in two places: a damaged copy is mended by the other.\n{NEAR}\n     Names of neighbouring numbers lie side by side in file systems made from\n     now on: \
-         directories of many files are made and removed faster.\n",
+         directories of many files are made and removed faster.\n\
+         {FOLDED}\n     Names that differ in case or composition can be the same. Enabled by the\n     first file system that is made so.\n",
         label::VERSION
     )
 }
@@ -44,6 +45,6 @@ mod tests {
         let text = lacking(&[pool("tank", true, true), pool("old", false, false), pool("newer", true, false)]);
         assert!(text.contains("\nold\n      metadata_twice\n      names_side_by_side\nnewer\n      names_side_by_side\n"), "{text}");
         assert!(!text.contains("tank"));
-        assert!(known().contains(TWICE) && known().contains(NEAR));
+        assert!(known().contains(TWICE) && known().contains(NEAR) && known().contains(FOLDED));
     }
 }

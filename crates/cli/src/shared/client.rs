@@ -85,7 +85,7 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
     if let Some(stream) = connect(socket)? {
         return Ok(Reached::Stream(stream));
     }
-    let path = directory.join("shared.lock");
+    let path = directory.join(runtime::STARTING);
     let failed = |error: rustix::io::Errno| Failure::io("cannot lock", path.display(), &error.into());
     let lock = open(&path, OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     // Let go of when it is closed.
@@ -104,7 +104,7 @@ fn reach(directory: &Path, socket: &Path, name: &str) -> Result<Reached, Failure
 
 /// `None` where nobody listens.
 fn connect(socket: &Path) -> Result<Option<UnixStream>, Failure> {
-    match control::connect(socket, PATIENCE) {
+    match runtime::connect(socket, PATIENCE) {
         Ok(stream) => Ok(Some(stream)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => Ok(None),
         Err(error) => Err(Failure::io("cannot reach the process that serves", socket.display(), &error)),

@@ -95,6 +95,8 @@ impl Order {
             verbosity: self.verbosity,
             log_file: self.log_file.as_ref().map(PathBuf::from),
             daemon: self.daemon.clone(),
+            // That is told by who asks for the mount.
+            nonempty: true,
             warnings: Vec::new(),
         })
     }

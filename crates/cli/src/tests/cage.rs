@@ -155,7 +155,7 @@ fn commands_on_cages_that_there_are() {
     match order(&["status", "-H", "-p", "-o", "name,used", "/d", "/e"]) {
         Ok(Order::Cage(CageOrder::Status { view, directories })) => {
             let columns = Some(vec!["name".to_owned(), "used".to_owned()]);
-            assert_eq!(view, View { json: false, scripted: true, exact: true, columns });
+            assert_eq!(view, View { json: false, scripted: true, exact: true, columns, everybody: false });
             assert_eq!(directories.len(), 2);
         }
         other => panic!("{other:?}"),

@@ -119,7 +119,7 @@ fn the_other_verbs() {
     match order(&["nacre", "status", "-H", "-p", "-o", "mountpoint,pid", "/a"]).unwrap() {
         Order::Status { view, mountpoints } => {
             let columns = Some(vec!["mountpoint".to_owned(), "pid".to_owned()]);
-            assert_eq!(view, View { json: false, scripted: true, exact: true, columns });
+            assert_eq!(view, View { json: false, scripted: true, exact: true, columns, everybody: false });
             assert_eq!(mountpoints.len(), 1);
         }
         other => panic!("{other:?}"),

@@ -159,6 +159,7 @@ const CASES: &[(Opt, &str, Edit)] = &[
     (Opt::FsContext, "x", |s| s.door.kernel_words = vec!["fscontext=x".into()]),
     (Opt::DefContext, "x", |s| s.door.kernel_words = vec!["defcontext=x".into()]),
     (Opt::RootContext, "x", |s| s.door.kernel_words = vec!["rootcontext=x".into()]),
+    (Opt::NonEmpty, "", |s| s.nonempty = true),
     (Opt::Remount, "", |s| s.remount = true),
 ];
 
@@ -255,7 +256,7 @@ fn the_last_one_wins() {
 #[test]
 fn words_of_fstab_and_libfuse_are_dropped() {
     let words = "rw,user,nouser,users,auto,noauto,nofail,_netdev,defaults,x-systemd.automount,x-gvfs-show,X-mount.mkdir=755,owner,group,\
-                 user=joe,comment=x,nonempty,big_writes,nomtab,use_ino,kernel_cache,auto_cache,ac_attr_timeout=1,remember=5,intr,intr_signal=5,\
+                 user=joe,comment=x,big_writes,nomtab,use_ino,kernel_cache,auto_cache,ac_attr_timeout=1,remember=5,intr,intr_signal=5,\
                  hard_remove,noforget,async_read,sync_read,max_write=4096,max_readahead=4096,max_background=5,congestion_threshold=5,\
                  clone_fd,splice_read,no_splice_move,no_remote_lock,readdir_ino,atomic_o_trunc,,";
     assert_eq!(fold(&["-o", words]), Ok(Settings::default()));

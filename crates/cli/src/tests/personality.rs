@@ -103,7 +103,7 @@ fn a_plain_mirror_is_the_directory_under_rules_yet_to_come() {
 #[test]
 fn mount_calls_its_helper() {
     let plan = mount(mount_program(&["/src", "/mnt", "-o", "rw,force-user=5,x-systemd.requires=a,noatime"]).unwrap());
-    assert_eq!(line(&plan), "host:/src | remap:force-user=5");
+    assert_eq!(line(&plan), "host:/src,noatime | remap:force-user=5");
     assert_eq!(plan.door.atime, Some(Atime::No));
     // Set-user-id programs and devices only when they are asked for.
     assert!(!plan.door.suid && !plan.door.dev);

@@ -54,7 +54,7 @@ fn branches_are_written_in_every_way() {
         // Only mergerfs has categories.
         (&["/a:/b", "/m", "-o", "category.create=mfs"], "union:branch=/a=rw,branch=/b=rw,option=category.create=mfs".to_owned()),
         (&["/a:/b", "/m", "-o", "create=mfs", "-o", "cpup=bu"], format!("{two},option=create=mfs,option=cpup=bu")),
-        (&["/a:/b", "/m", "-o", "create=mfs,noatime,udba=none"], format!("{two},option=create=mfs,coherence=exclusive")),
+        (&["/a:/b", "/m", "-o", "create=mfs,noatime,udba=none"], format!("{two},option=create=mfs,coherence=exclusive,noatime")),
         (&["/a:/b", "/m", "-o", "udba=reval,dirwh=32,plink"], format!("{two},coherence=revalidate")),
         (&["/a:/b", "/m", "--coherence", "exclusive"], format!("{two},coherence=exclusive")),
         (&["/a:/b", "/m", "--coherence=exclusive", "-o", "udba=notify"], two.to_owned()),
@@ -78,6 +78,18 @@ fn words_of_the_mount_reach_the_mount() {
     let plan = union(&["/a:/b", "/m", "-o", pool]);
     let all = "union:branch=/a=rw,branch=/b=rw,option=moveonenospc=true,option=category.create=mfs,option=minfreespace=250G";
     assert_eq!((line(&plan), plan.door.fsname.as_deref()), (all.to_owned(), Some("pool")));
+    // What mergerfs' own documentation recommends.
+    let recommended = "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false";
+    let plan = union(&["/a:/b", "/m", "-o", recommended]);
+    let all = "union:branch=/a=rw,branch=/b=rw,option=category.create=pfrd,option=func.getattr=newest";
+    assert_eq!((line(&plan), &plan.warnings[..]), (all.to_owned(), &[][..]));
+    let plan = union(&["/a:/b", "/m", "-o", "category.create=ff,threads=4,posix_acl=false,passthrough.io=off,umask=027"]);
+    assert_eq!(line(&plan), "union:branch=/a=rw,branch=/b=rw,option=category.create=ff | remap:perms=0750");
+    assert!(!plan.door.acl && !plan.door.passthrough);
+    assert_eq!(plan.warnings, ["threads=4: requests are served by as many threads as there are CPUs"]);
+    let plan = union(&["-o", recommended, "/a", "/b:/c", "/d=NC", "/m"]);
+    let all = "union:branch=/a=rw,branch=/b=rw,branch=/c=rw,branch=/d=nc,option=category.create=pfrd,option=func.getattr=newest";
+    assert_eq!((line(&plan), plan.mountpoint.as_path()), (all.to_owned(), Path::new("/m")));
     // A comma in a value keeps its backslash on the way through.
     assert_eq!(union(&["/a", "/m", "-o", r"fsname=a\,b,create=ff"]).door.fsname.as_deref(), Some("a,b"));
     assert_eq!(union(&["/a", "/m", "-o", r"route={a\,b}=ff"]).warnings, Vec::<String>::new());
@@ -119,7 +131,7 @@ fn what_makes_no_sense_is_told() {
 fn fstab_writes_the_same() {
     let two = "union:branch=/a=rw,branch=/b=ro";
     for (arguments, expected) in [
-        (&["union:/a=rw:/b=ro", "/m", "-o", "rw,_netdev,nofail"][..], two.to_owned()),
+        (&["union:/a=rw:/b=ro", "/m", "-o", "rw,_netdev,nofail"][..], format!("{two},option=nofail")),
         (&["union:/a:/b", "/m", "-o", "create=mfs", "-n"], format!("{two},option=create=mfs")),
         (&["none", "/m", "-o", "br:/a:/b"], two.to_owned()),
         (&["/anything/at/all", "/m", "-o", "rw,dirs=/a:/b"], two.to_owned()),

@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use nacre_layers::spec::BranchSpec;
-use nacre_union::BranchMode;
+use nacre_union::{BalanceRules, BranchMode, parse_size};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::{OsStr, OsString},
@@ -97,6 +97,15 @@ pub enum UnionOrder {
         /// What.
         what: TierOrder,
     },
+    /// Even out how full branches are.
+    Balance {
+        /// Of which mount.
+        mountpoint: PathBuf,
+        /// What may go, and how far.
+        rules: BalanceRules,
+        /// What of it.
+        how: DrainHow,
+    },
     /// Move everything off a branch.
     Drain {
         /// Of which mount.
@@ -134,7 +143,7 @@ pub enum TierOrder {
     },
 }
 
-/// What is to be done about a drain.
+/// What is to be done about a drain or a balance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainHow {
     /// Start it and wait for its end.
@@ -152,7 +161,7 @@ pub fn command() -> Command {
     Command::new("union")
         .about("Show several directories as one: a writable one over read-only ones, or a pool of disks")
         .after_help(
-            "Examples:\n  nacre union /upper=rw:/lower=ro /mnt/both\n  nacre union /ssd:/disk1:/disk2 /mnt/pool -o create=mfs,cpup=bu\n  nacre union /disk1:/disk2 /mnt/pool -o category.create=epmfs,minfreespace=4G\n  nacre union -o lowerdir=/layer2:/layer1,upperdir=/changes /mnt/merged\n  nacre umount /mnt/both\n\nBranches are written from the top. Attributes: rw, ro, rr, nc, each with +wh, +minfree=SIZE, ... The first branch is rw and all others are ro where nothing is said; with mergerfs' words (category.create=) all are rw. A backslash takes the next character of a path literally (\\:, \\=).",
+            "Examples:\n  nacre union /upper=rw:/lower=ro /mnt/both\n  nacre union /ssd:/disk1:/disk2 /mnt/pool -o create=mfs,cpup=bu\n  nacre union /disk1:/disk2 /mnt/pool -o cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false\n  nacre union -o lowerdir=/layer2:/layer1,upperdir=/changes /mnt/merged\n  nacre umount /mnt/both\n\nBranches are written from the top. Attributes: rw, ro, rr, nc, each with +wh, +minfree=SIZE, ... The first branch is rw and all others are ro where nothing is said; with mergerfs' words (category.create=) all are rw. A backslash takes the next character of a path literally (\\:, \\=).",
         )
         .args_conflicts_with_subcommands(true)
         .subcommand_negates_reqs(true)
@@ -170,6 +179,7 @@ pub fn command() -> Command {
         .subcommand(del())
         .subcommand(modify())
         .subcommand(drain())
+        .subcommand(balance())
         .subcommand(tier())
         .subcommand(mover("mvup", "Move files to a higher branch", "nacre union mvup /mnt/pool/hot.db"))
         .subcommand(mover("mvdown", "Move files to a lower branch", "nacre union mvdown /mnt/pool/old.iso"))
@@ -275,6 +285,52 @@ fn drain() -> Command {
         .arg(flag("stop", None, "Stop a move that is under way"))
 }
 
+fn balance() -> Command {
+    let patterns = |name: &'static str, letter: char, help: &'static str| {
+        Arg::new(name).long(name).short(letter).value_name("PATTERN").action(ArgAction::Append).help(help)
+    };
+    let size = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("SIZE").help(help);
+    Command::new("balance")
+        .about("Even out how full the branches of a mounted union are, while they are used")
+        .after_help("Examples:\n  nacre union balance /mnt/pool\n  nacre union balance --percent 10 --exclude '*.db' --min 1M /mnt/pool\n  nacre union balance --include 'movies/**' --no-wait /mnt/pool\n  nacre union balance --stop /mnt/pool\n\nFiles go from the fullest branch to the emptiest until they differ by no more than PERCENT. A file that is open for writing, or pinned, stays. Interrupting the command does not stop the move.")
+        .arg(commands::path("MOUNTPOINT", "Of which union"))
+        .arg(Arg::new("percent").long("percent").short('p').value_name("PERCENT").default_value("2").help("By how much the use of branches may differ"))
+        .arg(patterns("include", 'i', "Only files that match: '*.iso', or a path from the union's top: 'movies/**' (may be repeated)"))
+        .arg(patterns("exclude", 'e', "No files that match (may be repeated)"))
+        .arg(size("min", "No smaller files: bytes, or with K, M, G, T"))
+        .arg(size("max", "No larger files"))
+        .arg(flag("no-wait", None, "Return at once").conflicts_with("stop"))
+        .arg(flag("stop", None, "Stop a balance that is under way"))
+}
+
+fn balance_rules(matches: &ArgMatches) -> Result<BalanceRules, Failure> {
+    let text = |name: &str| matches.get_one::<String>(name);
+    let wrong = |name: &str, error: &dyn std::fmt::Display| Failure::usage(format!("--{name}: {error}"));
+    let size = |name: &str| text(name).map(|text| parse_size(text)).transpose().map_err(|error| wrong(name, &error));
+    let patterns = |name: &str| {
+        let given = matches.get_many::<String>(name).into_iter().flatten();
+        given.map(|text| BalanceRules::pattern(text)).collect::<Result<Vec<_>, _>>().map_err(|error| wrong(name, &error))
+    };
+    let percent = text("percent").map_or("2", |text| text.trim_end_matches('%'));
+    let spread = percent.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
+    let spread = spread.ok_or_else(|| wrong("percent", &format!("\"{}\" is no percentage from 0 to 100", percent.escape_debug())))?;
+    Ok(BalanceRules {
+        spread: (spread * 100.0).round() as u32,
+        min_size: size("min")?.unwrap_or(0),
+        max_size: size("max")?,
+        include: patterns("include")?,
+        exclude: patterns("exclude")?,
+    })
+}
+
+fn how(matches: &ArgMatches) -> DrainHow {
+    match (matches.get_flag("no-wait"), matches.get_flag("stop")) {
+        (_, true) => DrainHow::Stop,
+        (true, _) => DrainHow::Start,
+        _ => DrainHow::Wait,
+    }
+}
+
 fn json() -> Arg {
     flag("json", None, "Everything, as JSON")
 }
@@ -350,14 +406,8 @@ fn verb_order(verb: &str, matches: &ArgMatches) -> Result<UnionOrder, Failure> {
             };
             UnionOrder::Tier { mountpoint: mountpoint(), json: matches.get_flag("json"), what }
         }
-        "drain" => {
-            let how = match (matches.get_flag("no-wait"), matches.get_flag("stop")) {
-                (_, true) => DrainHow::Stop,
-                (true, _) => DrainHow::Start,
-                _ => DrainHow::Wait,
-            };
-            UnionOrder::Drain { mountpoint: mountpoint(), branch: branch(), how }
-        }
+        "drain" => UnionOrder::Drain { mountpoint: mountpoint(), branch: branch(), how: how(matches) },
+        "balance" => UnionOrder::Balance { mountpoint: mountpoint(), rules: balance_rules(matches)?, how: how(matches) },
         other => return Err(Failure::usage(format!("unknown command {other}"))),
     })
 }

@@ -26,7 +26,7 @@ const fn right(name: &'static str, heading: &'static str, cell: fn(&BranchReport
 
 const COLUMNS: &[Column] = &[
     left("mountpoint", "MOUNTPOINT", |branch, _| branch.mountpoint.clone()),
-    right("place", "PLACE", |branch, _| branch.place.to_string()),
+    right("place", "PLACE", |branch, _| if branch.place == 0 { "-".to_owned() } else { branch.place.to_string() }),
     left("branch", "BRANCH", |branch, _| branch.branch.clone()),
     left("mode", "MODE", |branch, _| branch.mode.clone()),
     right("size", "SIZE", |branch, exact| bytes(branch.size, exact)),

@@ -168,15 +168,12 @@ pub fn apart(branches: &[PathBuf], mountpoint: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What the mount table shows as the source, resolved.
-///
-/// # Errors
-/// As [`branch`].
-pub fn name(branches: &[BranchSpec]) -> Result<String, Failure> {
+/// What the mount table shows as the source, resolved; a branch that is missing as it is called.
+pub fn name(branches: &[BranchSpec]) -> String {
     let mut text = super::PREFIX.to_owned();
     for (place, spec) in branches.iter().enumerate() {
         let name = match spec.directories().as_slice() {
-            [only] => branch(only)?,
+            [only] => branch(only).unwrap_or_else(|_| only.to_path_buf()),
             _ => spec.name(),
         };
         let name = path_text(Path::new(&escape_path(&name)));
@@ -187,7 +184,7 @@ pub fn name(branches: &[BranchSpec]) -> Result<String, Failure> {
         }
         text.push_str(&format!("{divider}{name}={}", spec.mode));
     }
-    Ok(text)
+    text
 }
 
 /// Whether these are branches after [`super::PREFIX`], as in the first column of fstab.

@@ -4,10 +4,10 @@ use crate::{
     failure::Failure,
     options::{self, Opt, TABLE},
     plan::{self, MountPlan, Plan, StackSource},
-    settings::{Engine, Settings},
+    settings::{Atime, Engine, Settings},
     words::{self, Given, Unknown},
 };
-use nacre_layers::spec::{BranchSpec, HostCoherence, LayerSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
+use nacre_layers::spec::{BranchSpec, HostCoherence, LayerSpec, RemapSpec, StackSpec, TraceLevel, TraceSpec, UnionSpec};
 use nacre_union::{Udba, Words};
 use std::{
     ffi::{OsStr, OsString},
@@ -20,7 +20,7 @@ pub fn takes(option: Opt) -> bool {
     let heading = TABLE.iter().find(|row| row.id == option).map_or("", |row| row.heading);
     let of_the_mount = matches!(heading, "Mounting" | "Mount words")
         // Owners are shown as they are.
-        && !matches!(option, Opt::ShownUid | Opt::ShownGid | Opt::Umask);
+        && !matches!(option, Opt::ShownUid | Opt::ShownGid);
     let others = matches!(
         option,
         Opt::Coherence
@@ -43,8 +43,6 @@ pub struct Told {
     union: Words,
     /// All others.
     given: Vec<Given>,
-    /// Branches that are not marked are writable, as in mergerfs.
-    pool: bool,
 }
 
 /// Reads the texts after `-o`.
@@ -58,14 +56,12 @@ pub fn told(texts: &[OsString], unknown: Unknown) -> Result<Told, Failure> {
     for word in &union.rest {
         words::parse_words(&Words::join([word.as_os_str()]), unknown, &mut given)?;
     }
-    // Only mergerfs has categories.
-    let pool = list.as_bytes().split(|byte| *byte == b',').any(|word| word.starts_with(b"category.") || word.starts_with(b"func."));
-    Ok(Told { union, given, pool })
+    Ok(Told { union, given })
 }
 
 /// Whether the texts after `-o` name the branches of a union.
 pub fn names_branches(texts: &[OsString]) -> bool {
-    let names = |word: &[u8]| [&b"br:"[..], b"br=", b"dirs=", b"lowerdir="].iter().any(|name| word.starts_with(name));
+    let names = |word: &[u8]| [&b"br:"[..], b"br=", b"dirs=", b"branches=", b"lowerdir="].iter().any(|name| word.starts_with(name));
     texts.iter().any(|text| text.as_bytes().split(|byte| *byte == b',').any(names))
 }
 
@@ -74,7 +70,7 @@ pub fn names_branches(texts: &[OsString]) -> bool {
 /// # Errors
 /// Too few or too many paths, branches that are not understood, or options that cannot go together.
 pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Vec<OsString>) -> Result<Plan, Failure> {
-    let Told { union: words, given, pool } = told;
+    let Told { union: words, given } = told;
     options.extend(given);
     if let Some(other) = options.iter().find(|given| !takes(given.option)) {
         return Err(Failure::usage(format!("option {} is not for unions", name(other.option))).next(
@@ -90,7 +86,9 @@ pub fn union(program: &str, mut options: Vec<Given>, told: Told, positionals: Ve
         return Ok(plan::remount(mountpoint, settings));
     }
     let branches = match branches {
-        Some(text) => BranchSpec::parse_list(text.as_bytes(), true, pool).map_err(|error| Failure::usage(format!("branches: {error}")))?,
+        Some(text) => {
+            BranchSpec::parse_list(text.as_bytes(), true, words.pool).map_err(|error| Failure::usage(format!("branches: {error}")))?
+        }
         None => words.branches.iter().map(|(path, mode)| BranchSpec::directory(path, mode.clone())).collect(),
     };
     let mut mount = mount(program, settings, &words, branches, mountpoint)?;
@@ -111,8 +109,13 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
         None => settings.host.coherence,
     };
     let read_only = branches.iter().all(|branch| !branch.mode.creates());
-    let spec = UnionSpec { branch: nacre_layers::spec::Branches(branches), option, coherence };
+    let spec =
+        UnionSpec { branch: nacre_layers::spec::Branches(branches), option, coherence, noatime: settings.door.atime == Some(Atime::No) };
     let mut layers = vec![LayerSpec::Union(Box::new(spec))];
+    // Of rules, only umask= is there.
+    if settings.remap != RemapSpec::default() {
+        layers.push(LayerSpec::Remap(Box::new(settings.remap.clone())));
+    }
     if settings.debug {
         layers.push(LayerSpec::Trace(TraceSpec { level: TraceLevel::All }));
     }
@@ -121,6 +124,7 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
     let mut mount = plan::mount(program, StackSource::Spec(spec), mountpoint, settings);
     mount.door.xattr = words.xattr.unwrap_or(mount.door.xattr);
     mount.door.acl = words.acl.unwrap_or(mount.door.acl) && mount.door.xattr;
+    mount.warnings.extend(words.notices.iter().cloned());
     if read_only && words.own.iter().any(|word| word.as_bytes().starts_with(b"create") || word.as_bytes().starts_with(b"category.create")) {
         mount.warnings.push("nothing can be created in this union: no branch is rw".to_owned());
     }
@@ -128,8 +132,13 @@ fn mount(program: &str, settings: Settings, words: &Words, branches: Vec<BranchS
 }
 
 /// The branches, unless words name them, and the mount point. Beside words, the first column of fstab may hold anything, as with aufs.
-fn paths(words: &Words, positionals: Vec<OsString>) -> Result<(Option<OsString>, PathBuf), Failure> {
+fn paths(words: &Words, mut positionals: Vec<OsString>) -> Result<(Option<OsString>, PathBuf), Failure> {
     let named = !words.branches.is_empty();
+    // mergerfs takes branches apart, too: the last path is the mount point.
+    if words.pool && !named && positionals.len() > 2 {
+        let mountpoint = positionals.split_off(positionals.len() - 1);
+        positionals = std::iter::once(positionals.join(OsStr::new(":"))).chain(mountpoint).collect();
+    }
     let mut rest = positionals.into_iter().filter(|path| !path.is_empty());
     match (rest.next(), rest.next(), rest.next()) {
         (_, _, Some(extra)) => Err(Failure::usage(format!("too many arguments: \"{}\"", extra.to_string_lossy()))

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 pub struct BranchReport {
     /// Where the union is mounted.
     pub mountpoint: String,
-    /// Its place from the top, from 1 on.
+    /// Its place from the top, from 1 on; 0 where it is missing.
     pub place: usize,
     /// What it consists of: its directory.
     pub branch: String,
     /// What may be done with it (`rw`, `ro+wh`).
     pub mode: String,
-    /// `active`, or `draining`.
+    /// `active`, `draining`, or `missing`.
     pub state: String,
     /// Bytes of its file system.
     pub size: Option<u64>,
@@ -97,6 +97,27 @@ pub struct DrainReport {
     /// How much could not be moved.
     pub stays: u64,
     /// The first of it: path and reason.
+    pub left: Vec<(String, String)>,
+}
+
+/// How far a balance is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalanceReport {
+    /// Nothing is under way any more.
+    pub ended: bool,
+    /// Why it ended early.
+    pub failed: Option<String>,
+    /// Files that have been moved.
+    pub moved: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes that have to be moved, as far as that can be told.
+    pub expected: u64,
+    /// By how much the use of the fullest and the emptiest branch differs, hundredths of a percent.
+    pub spread: u32,
+    /// How many files could not be moved.
+    pub stays: u64,
+    /// The first of them: path and reason.
     pub left: Vec<(String, String)>,
 }
 

@@ -1,9 +1,10 @@
 //! Carries out commands on unions that there are: asks the processes that serve them, and prints what they answer.
 
 use super::{
+    balancing,
     command::{DrainHow, Place, TierOrder, UnionOrder},
     list, place,
-    report::{BranchReport, DrainReport, FindingReport, PathReport, TierRunReport, TieringReport},
+    report::{BalanceReport, BranchReport, DrainReport, FindingReport, PathReport, TierRunReport, TieringReport},
     serving,
 };
 use crate::{
@@ -11,7 +12,9 @@ use crate::{
     control::{self, Answer, Peer, Request},
     failure::{Exit, Failure},
     report::{path_text, printable},
-    run, serve,
+    run,
+    runtime::Whose,
+    serve,
 };
 use nacre_layers::{
     size::Size,
@@ -92,7 +95,24 @@ pub enum UnionRequest {
         /// Its path.
         branch: Vec<u8>,
     },
+    /// Even out how full branches are.
+    Balance {
+        /// Hundredths of a percent.
+        spread: u32,
+        /// Smaller files stay.
+        min_size: u64,
+        /// Larger files stay.
+        max_size: Option<u64>,
+        /// Patterns: only these go.
+        include: Vec<String>,
+        /// Patterns: these stay.
+        exclude: Vec<String>,
+    },
     /// Stop that.
+    StopBalance,
+    /// How far it is.
+    BalanceStatus,
+    /// Stop a drain.
     StopDrain {
         /// The path of the branch.
         branch: Vec<u8>,
@@ -113,6 +133,8 @@ pub enum UnionAnswer {
     Findings(Vec<FindingReport>),
     /// How far a drain is.
     Drain(DrainReport),
+    /// How far a balance is.
+    Balance(BalanceReport),
     /// A file has been moved, with so many bytes.
     Moved(u64),
     /// How tiering is.
@@ -155,6 +177,7 @@ pub fn order(order: &UnionOrder) -> Result<(), Failure> {
             ask(&peer, UnionRequest::Move { path: inner, up: *up }).map(drop)
         }),
         UnionOrder::Tier { mountpoint, json, what } => tier(mountpoint, *json, what),
+        UnionOrder::Balance { mountpoint, rules, how } => balancing::order(mountpoint, rules, *how),
         UnionOrder::Drain { mountpoint, branch, how } => drain(mountpoint, absolute(branch)?, *how),
     }
 }
@@ -177,7 +200,7 @@ fn is_union(peer: &Peer) -> bool {
     StackSpec::from_line(peer.report.stack.as_bytes()).is_ok_and(|spec| matches!(spec.layers.first(), Some(LayerSpec::Union(_))))
 }
 
-fn ask(peer: &Peer, request: UnionRequest) -> Result<UnionAnswer, Failure> {
+pub(super) fn ask(peer: &Peer, request: UnionRequest) -> Result<UnionAnswer, Failure> {
     match peer.ask(&Request::Union(request))? {
         Answer::Union(answer) => Ok(answer),
         other => Err(unexpected(&other)),
@@ -190,7 +213,7 @@ fn unexpected(answer: &impl std::fmt::Debug) -> Failure {
 }
 
 /// The union at a mount point.
-fn at(mountpoint: &Path) -> Result<Peer, Failure> {
+pub(super) fn at(mountpoint: &Path) -> Result<Peer, Failure> {
     let peer = control::at(&[mountpoint.to_owned()])?.into_iter().next();
     let text = path_text(mountpoint);
     let none = || Failure::new(format!("{text} is no union")).exit(Exit::NotFound).next("`nacre union list` shows those that there are");
@@ -200,7 +223,7 @@ fn at(mountpoint: &Path) -> Result<Peer, Failure> {
 /// The union that a path is in, and the names from its top down.
 fn around(path: &Path) -> Result<(Peer, Vec<u8>), Failure> {
     let real = control::lexical(path)?;
-    let mut peers: Vec<Peer> = control::peers();
+    let mut peers: Vec<Peer> = control::find(&control::whose(std::slice::from_ref(&real))).peers;
     for above in real.ancestors() {
         let text = path_text(above);
         if let Some(place) = peers.iter().position(|peer| peer.report.mountpoint == text) {
@@ -219,7 +242,7 @@ fn around(path: &Path) -> Result<(Peer, Vec<u8>), Failure> {
 
 fn list(view: &View, mountpoints: &[PathBuf]) -> Result<(), Failure> {
     let peers = match mountpoints {
-        [] => control::peers().into_iter().filter(is_union).collect(),
+        [] => control::find(&Whose::told(view.everybody)).peers.into_iter().filter(is_union).collect(),
         named => named.iter().map(|mountpoint| at(mountpoint)).collect::<Result<Vec<_>, _>>()?,
     };
     let mut branches = Vec::new();
@@ -321,7 +344,7 @@ fn check(as_json: bool, repair: bool, what: &OsStr) -> Result<(), Failure> {
 /// Opens the branches as a mount would, without one.
 fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Failure> {
     let branches = BranchSpec::parse_list(text.as_bytes(), true, false).map_err(|error| Failure::usage(format!("WHAT: {error}")))?;
-    let union = UnionSpec { branch: Branches(branches), option: Vec::new(), coherence: HostCoherence::Exclusive };
+    let union = UnionSpec { branch: Branches(branches), option: Vec::new(), coherence: HostCoherence::Exclusive, noatime: false };
     let mut spec = StackSpec { layers: vec![LayerSpec::Union(Box::new(union))] };
     spec.directories_mut().into_iter().try_for_each(serve::absolute)?;
     spec.check().map_err(|error| Failure::usage(error.to_string()))?;
@@ -333,8 +356,24 @@ fn check_branches(repair: bool, text: &OsStr) -> Result<Vec<FindingReport>, Fail
             .exit(Exit::NotFound)
             .next("name a mount point, or all branches as they are mounted: /upper=rw:/lower=ro"));
     }
-    let stack = stack::build(&spec, &serve::surroundings()?).map_err(|error| Failure::new(error.to_string()))?;
-    serving::check(&stack, repair)
+    // Who only looks writes nothing, as whoever opens a branch to write to it does.
+    let written = (!repair).then(|| read_only(&mut spec));
+    let stack = stack::build(&spec, &serve::surroundings()?).map_err(|error| Failure::of_stack(&error, error.reason))?;
+    serving::check(&stack, repair, written.as_deref())
+}
+
+/// Has all branches opened to be read only; which of them would be written to.
+fn read_only(spec: &mut StackSpec) -> Vec<bool> {
+    let unions =
+        spec.layers.iter_mut().filter_map(|layer| if let LayerSpec::Union(union) = layer { Some(&mut union.branch.0) } else { None });
+    let branches = unions.flatten().map(|branch| {
+        let written = branch.mode.writable();
+        if written {
+            branch.mode = BranchMode { whiteouts: true, ..BranchMode::ro() };
+        }
+        written
+    });
+    branches.collect()
 }
 
 fn change(mountpoint: &Path, request: UnionRequest) -> Result<(), Failure> {
@@ -348,7 +387,7 @@ fn change(mountpoint: &Path, request: UnionRequest) -> Result<(), Failure> {
 }
 
 /// A line on standard error; one that nobody can read is not worth failing for.
-fn tell(line: &str) {
+pub(super) fn tell(line: &str) {
     let _ = writeln!(io::stderr(), "nacre: {}", printable(line.as_bytes()));
 }
 

@@ -3,6 +3,8 @@
 //! Called by [`crate::serve`]; [`check`] also by the command itself, for branches that are not mounted.
 
 use super::{
+    absent::{Absent, Waiting},
+    balancing,
     command::Place,
     place,
     report::{BranchReport, DrainReport, FindingReport, PathReport, PlaceReport},
@@ -18,7 +20,7 @@ use nacre_layers::{
     spec::{BranchSpec, StackSpec},
     stack::{BranchError, Stack},
 };
-use nacre_union::{BranchMode, BranchStatus, Control, Direction, Presence, Problem, Stay, Union};
+use nacre_union::{BalanceRules, BranchMode, BranchStatus, Control, Direction, Presence, Problem, Stay, Union};
 use nacre_vfs::Errno;
 use parking_lot::Mutex;
 use std::{
@@ -32,15 +34,28 @@ use std::{
     thread,
 };
 
-/// The drain that was started last.
+/// The drain and the balance that were started last.
 #[derive(Debug, Default)]
-pub struct Drains(Mutex<Option<Arc<Drain>>>);
+pub struct Drains {
+    drain: Mutex<Option<Arc<Drain>>>,
+    balance: balancing::Balances,
+}
 
 #[derive(Debug)]
 struct Drain {
     slot: u8,
     stop: AtomicBool,
     told: Mutex<DrainReport>,
+}
+
+/// They end with the mount: in a process that serves others, too, their threads would hold its branches.
+impl Drop for Drains {
+    fn drop(&mut self) {
+        self.balance.end();
+        if let Some(drain) = self.drain.get_mut() {
+            drain.stop.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What a command needs to know of the mount.
@@ -53,6 +68,8 @@ pub struct Served<'a> {
     pub mountpoint: &'a Path,
     /// What is being moved.
     pub drains: &'a Drains,
+    /// What is to come.
+    pub absent: &'a Waiting,
 }
 
 impl Served<'_> {
@@ -63,12 +80,20 @@ impl Served<'_> {
     pub fn answer(&self, request: UnionRequest) -> Result<UnionAnswer, Failure> {
         let changed = |warnings| UnionAnswer::Changed { warnings };
         Ok(match request {
-            UnionRequest::List => UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint)),
+            UnionRequest::List => UnionAnswer::Branches(branches(&*self.union()?, self.mountpoint, &self.absent.lock())),
             UnionRequest::Explain { path, directory } => UnionAnswer::Path(Box::new(explain(&*self.union()?, &path, directory)?)),
-            UnionRequest::Check { repair } => UnionAnswer::Findings(check(self.stack, repair)?),
+            UnionRequest::Check { repair } => UnionAnswer::Findings(check(self.stack, repair, None)?),
             UnionRequest::Add { branch, place } => changed(self.add(&branch, place)?),
             UnionRequest::Remove { branch, force } => {
-                let place = self.find(&run::named(branch))?;
+                let named = run::named(branch);
+                let mut absent = self.absent.lock();
+                let waiting = absent.len();
+                absent.retain(|absent| absent.branch.name() != named);
+                if absent.len() < waiting {
+                    return Ok(changed(Vec::new()));
+                }
+                drop(absent);
+                let place = self.find(&named)?;
                 self.stack.remove_branch(place, force).map_err(|error| unchanged(&error, "--force takes it out all the same"))?;
                 changed(Vec::new())
             }
@@ -92,8 +117,18 @@ impl Served<'_> {
                 self.stop(&run::named(branch))?;
                 changed(Vec::new())
             }
+            UnionRequest::Balance { spread, min_size, max_size, include, exclude } => {
+                let rules = BalanceRules { spread, min_size, max_size, include, exclude };
+                self.drains.balance.start(self.union()?.control(), rules)?;
+                changed(Vec::new())
+            }
+            UnionRequest::StopBalance => {
+                self.drains.balance.stop()?;
+                changed(Vec::new())
+            }
+            UnionRequest::BalanceStatus => UnionAnswer::Balance(self.drains.balance.told()),
             UnionRequest::DrainStatus => {
-                let drain = self.drains.0.lock().clone();
+                let drain = self.drains.drain.lock().clone();
                 UnionAnswer::Drain(drain.map_or_else(DrainReport::default, |drain| drain.told.lock().clone()))
             }
         })
@@ -154,7 +189,7 @@ impl Served<'_> {
         let place = self.find(named)?;
         let control = self.union()?.control();
         let branch = control.list().into_iter().nth(place).ok_or_else(|| Failure::new("there is no such branch"))?;
-        let mut present = self.drains.0.lock();
+        let mut present = self.drains.drain.lock();
         if let Some(other) = present.as_ref().filter(|drain| !drain.told.lock().ended) {
             return Err(Failure::new(format!("{} is being drained", other.told.lock().branch))
                 .exit(Exit::Busy)
@@ -170,7 +205,7 @@ impl Served<'_> {
     fn stop(&self, named: &Path) -> Result<(), Failure> {
         let place = self.find(named)?;
         let slot = self.union()?.control().list().get(place).map(|branch| branch.slot);
-        let drain = self.drains.0.lock().clone().filter(|drain| Some(drain.slot) == slot && !drain.told.lock().ended);
+        let drain = self.drains.drain.lock().clone().filter(|drain| Some(drain.slot) == slot && !drain.told.lock().ended);
         let drain = drain.ok_or_else(|| Failure::new(format!("{} is not being drained", path_text(named))).exit(Exit::NotFound))?;
         drain.stop.store(true, Ordering::Relaxed);
         Ok(())
@@ -203,12 +238,12 @@ fn unseen(path: &[u8], error: Errno) -> Failure {
 }
 
 fn unchanged(error: &BranchError, next: &str) -> Failure {
-    let failure = Failure::new(format!("the branches stay as they were: {}", error.what));
-    if error.busy { failure.exit(Exit::Busy).next(next) } else { failure }
+    let failure = Failure::of_stack(format!("the branches stay as they were: {}", error.what), error.reason);
+    if failure.exit == Exit::Busy { failure.next(next) } else { failure }
 }
 
 /// The branches of a union, from the top.
-pub fn branches(union: &Union, mountpoint: &Path) -> Vec<BranchReport> {
+pub fn branches(union: &Union, mountpoint: &Path, absent: &[Absent]) -> Vec<BranchReport> {
     let mountpoint = path_text(mountpoint);
     let report = |(index, branch): (usize, BranchStatus)| BranchReport {
         mountpoint: mountpoint.clone(),
@@ -221,7 +256,14 @@ pub fn branches(union: &Union, mountpoint: &Path) -> Vec<BranchReport> {
         free: branch.space.map(|space| space.free),
         open_files: branch.open_files as u64,
     };
-    union.control().list().into_iter().enumerate().map(report).collect()
+    let missing = absent.iter().map(|absent| BranchReport {
+        mountpoint: mountpoint.clone(),
+        branch: path_text(&absent.branch.name()),
+        mode: absent.branch.mode.to_string(),
+        state: "missing".to_owned(),
+        ..BranchReport::default()
+    });
+    union.control().list().into_iter().enumerate().map(report).chain(missing).collect()
 }
 
 fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Failure> {
@@ -265,13 +307,14 @@ fn explain(union: &Union, path: &[u8], directory: bool) -> Result<PathReport, Fa
     })
 }
 
-/// Looks the union of a stack over.
+/// Looks the union of a stack over. Of one that was opened to be read only it is told which branches are written to otherwise.
 ///
 /// # Errors
 /// What the branches say.
-pub fn check(stack: &Stack, repair: bool) -> Result<Vec<FindingReport>, Failure> {
+pub fn check(stack: &Stack, repair: bool, read_only: Option<&[bool]>) -> Result<Vec<FindingReport>, Failure> {
     let union = stack.union().ok_or_else(|| Failure::new("this mount is no union").exit(Exit::NotFound))?;
-    let findings = union.check(repair).map_err(|error| Failure::new(format!("not everything could be looked at: {error}")))?;
+    let findings = read_only.map_or_else(|| union.check(repair), |written| union.check_read_only(written));
+    let findings = findings.map_err(|error| Failure::new(format!("not everything could be looked at: {error}")))?;
     let branches = union.control().list();
     let report = |finding: nacre_union::Finding| {
         let (problem, text) = match finding.problem {
@@ -293,7 +336,7 @@ pub fn check(stack: &Stack, repair: bool) -> Result<Vec<FindingReport>, Failure>
 }
 
 /// What `--explain` says of a stack with a union: nothing is opened, as opening branches means writing to them.
-pub fn plan(spec: &StackSpec) -> String {
+pub fn plan(spec: &StackSpec, absent: &[Absent]) -> String {
     let mut text = String::from("branches, from the top\n");
     for layer in &spec.layers {
         if let nacre_layers::spec::LayerSpec::Union(union) = layer {
@@ -301,6 +344,9 @@ pub fn plan(spec: &StackSpec) -> String {
                 text.push_str(&format!("  {} {}\n", path_text(&branch.name()), branch.mode));
             }
         }
+    }
+    for absent in absent {
+        text.push_str(&format!("  {} {} (missing: it comes in when it is there)\n", path_text(&absent.branch.name()), absent.branch.mode));
     }
     text
 }

@@ -58,9 +58,16 @@ pub const CASES: &[Case] = &[
     case(
         "--uid-offset",
         &["--uid-offset=100"],
-        "st other; chown 1105 other; stat -c %u $SRC/other; as 2100 touch open/new; stat -c %u $SRC/open/new",
-        "1100:1001 640\n1005\n2000",
+        "st other; chown 1105 other; stat -c %u $SRC/other; as 2100 touch open/new; stat -c %u $SRC/open/new; touch roots; stat -c %u $SRC/roots roots",
+        "1100:1001 640\n1005\n2000\n0\n100",
         true,
+    ),
+    case(
+        "--uid-offset",
+        &["--uid-offset=-1000"],
+        "st other; ls -n file | cut -c1-10; cat file; stat -c %u file; chown 5 file; stat -c %u $SRC/file",
+        "0:1001 640\n-rw-r--r--\ncontent\n65534\n1005",
+        false,
     ),
     case("--gid-offset", &["--gid-offset=100"], "st other; chgrp 1105 other; stat -c %g $SRC/other", "1000:1101 640\n1005", true),
     case("--perms", &["--perms=0640,a+X"], "st file dir", "0:0 640\n0:0 751", true),

@@ -11,6 +11,8 @@
 pub mod cages;
 pub mod images;
 pub mod overlays;
+pub mod pools;
+pub mod resting;
 pub mod status;
 pub mod unions;
 
@@ -21,11 +23,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// How long a mount or an unmount may take.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a mount, an unmount or what is waited for may take: a slow disk holds a killed process for a minute.
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// How long a test may use its mount before the daemon is killed.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// The program under test.
 pub fn nacre() -> PathBuf {
@@ -72,9 +74,14 @@ pub fn scratch() -> tempfile::TempDir {
     directory
 }
 
+/// The table of mounts, in which those of others may have names that are no text.
+pub fn mount_table() -> String {
+    text(&std::fs::read("/proc/self/mountinfo").expect("the table of mounts"))
+}
+
 /// Mount points at or below a directory, the last mounted first.
 pub fn mounts_below(directory: &Path) -> Vec<PathBuf> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let table = mount_table();
     let mut found: Vec<PathBuf> = table
         .lines()
         .filter_map(|line| line.split(' ').nth(4))
@@ -87,7 +94,7 @@ pub fn mounts_below(directory: &Path) -> Vec<PathBuf> {
 
 /// One line of the mount table for a mount point: (type, source, options of the mount, options of the file system).
 pub fn mount_entry(mountpoint: &Path) -> Option<(String, String, String, String)> {
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let table = mount_table();
     let line = table.lines().rfind(|line| line.split(' ').nth(4) == mountpoint.to_str())?;
     let (left, right) = line.split_once(" - ")?;
     let options = left.split(' ').nth(5)?.to_owned();
@@ -153,6 +160,48 @@ pub fn finish(command: &mut Command) -> Output {
         }
     }
     output
+}
+
+/// A process with a mount namespace of its own, which holds a mount, as containers and units with private mounts do. Dropped, it ends.
+pub struct Namespace(Child);
+
+impl Namespace {
+    /// Starts it. Mounts of other tests are not held.
+    pub fn holding(mountpoint: &Path) -> Namespace {
+        const LET_GO: &str = "while read -r id parent device root place rest; do
+            case $place in \"$0\") ;; *) case $rest in *' - fuse'*) umount -l \"$place\" ;; esac ;; esac
+        done </proc/self/mountinfo 2>/dev/null; exec cat";
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--", "unshare", "-m", "--propagation", "private", "sh", "-c", LET_GO])
+            .arg(mountpoint)
+            .stderr(Stdio::null())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        // What comes back has passed through it: it is there by then.
+        let (input, output) = (child.stdin.as_mut().expect("stdin"), child.stdout.as_mut().expect("stdout"));
+        std::io::Write::write_all(input, b".").expect("write");
+        std::io::Read::read_exact(output, &mut [0]).expect("read");
+        Namespace(child)
+    }
+
+    /// A path as it is seen there.
+    pub fn at(&self, path: &Path) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root", self.0.id())).join(path.strip_prefix("/").expect("an absolute path"))
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a process has ended, waited for or not.
+pub fn is_gone(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 /// Runs a shell script in a directory; panics unless it succeeds; what it printed.

@@ -24,19 +24,20 @@ figures() { # Both count what is committed: until two looks agree.
   echo "$now"
 }
 run() { # zfs-fuse calls a file system busy for a moment after it was used; a snapshot that is held stays busy.
-  local tries
+  local tries code
   for tries in $(seq 25); do
-    timeout -k 5 60 "$@" >"$work/said" 2>&1 && return 0
-    case $side:$*:$(cat "$work/said") in zfs-fuse:*@*) return 1 ;; zfs-fuse:*busy*) sleep 0.2 ;; *) return 1 ;; esac
+    timeout -k 5 60 "$@" >"$work/said" 2>&1 </dev/null && return 0
+    code=$?
+    case $side:$*:$(cat "$work/said") in zfs-fuse:*@*) return $code ;; zfs-fuse:*busy*) sleep 0.2 ;; *) return $code ;; esac
   done
-  return 1
+  return $code
 }
 while IFS= read -r line; do
   case $line in '#'* | '') continue ;; esac
   echo "## $line"
   read -ra words <<<"$line"
   case ${words[0]} in
-    zfs) run "${words[@]}"; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
+    zfs | zpool) run "${words[@]}"; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
     write) write "${words[@]:1}" >"$work/said" 2>&1; echo "rc=$?"; sed 's/^/said=/' "$work/said" ;;
     as) chmod 777 "$root/${words[3]%/*}"; (setpriv --reuid "${words[1]}" --regid "${words[1]}" --clear-groups timeout 60 dd if=/dev/urandom "of=$root/${words[3]}" bs=1M "count=${words[4]}" conv=fsync status=none) >"$work/said" 2>&1; echo "rc=$?" ;;
     rm) rm "$root/${words[1]}"; echo "rc=$?" ;;

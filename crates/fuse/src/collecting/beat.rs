@@ -2,12 +2,18 @@
 //! would hold it for up to half a minute.
 //!
 //! Started by `mount.rs` with the mount. Files that are closed need none of it: closing passes on. syncfs(2) begins to write all that is dirty and, with
-//! FUSE, waits for nothing below: it is not for durability here.
+//! FUSE, waits for nothing below: it is not for durability here. It needs an open file of the mount, and no user may be told of an open that is none of
+//! his: so that is the mount's first inode, which nobody can reach where another one is shown as the root. Where that one is shown, files are passed on one by one.
 
 use super::Collecting;
-use crate::{errands::Role, own_mount};
+use crate::{
+    errands::{Place, Role},
+    inodes::ROOT,
+    own_mount::Entered,
+};
+use nacre_vfs::Errno;
 use parking_lot::Mutex;
-use rustix::io::Errno as SysErrno;
+use rustix::{fs::OFlags, io::Errno as SysErrno};
 use std::{
     io,
     sync::{
@@ -34,11 +40,11 @@ impl Beat {
 }
 
 impl Collecting {
-    /// Starts the thread.
+    /// Starts the thread; with `hidden`, users see another inode than the first as the root.
     ///
     /// # Errors
     /// Where there can be none.
-    pub fn start_beat(self: &Arc<Self>) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
+    pub fn start_beat(self: &Arc<Self>, hidden: bool) -> io::Result<JoinHandle<Result<(), SysErrno>>> {
         let (sender, end) = channel();
         *self.beat.0.lock() = Some(sender);
         let collecting = Arc::downgrade(self);
@@ -48,9 +54,14 @@ impl Collecting {
                 if collecting.count.load(Ordering::Acquire) == 0 {
                     continue;
                 }
-                let place = collecting.place();
-                drop(collecting);
-                if let Err(error) = own_mount::root(&place.mountpoint, place.device).and_then(rustix::fs::syncfs) {
+                let passed = if hidden {
+                    let place = collecting.place();
+                    drop(collecting);
+                    begin(&place).map_err(|error| Errno::from_raw(error.raw_os_error()))
+                } else {
+                    collecting.pass_on_all()
+                };
+                if let Err(error) = passed {
                     // What could not be written its writer hears of; and the mount may be about to end.
                     tracing::debug!(%error, "what is held back is not passed on now");
                 }
@@ -58,4 +69,11 @@ impl Collecting {
             Ok(())
         })
     }
+}
+
+/// Begins to write all that is dirty.
+fn begin(place: &Place) -> Result<(), SysErrno> {
+    let mount = Entered::new(&place.mountpoint, place.device)?;
+    let first = mount.by_handle((ROOT, 0), OFlags::RDONLY | OFlags::DIRECTORY)?;
+    rustix::fs::syncfs(first)
 }

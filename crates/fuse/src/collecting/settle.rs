@@ -1,18 +1,19 @@
-//! Making the kernel pass on what it holds back: by fsync(2) on every collected file of our own mount, for the layer; without the inode's lock
-//! on one file whose lock is held, for lseek(2).
+//! Making the kernel pass on what it holds back: of every collected file of our own mount, for the layer and for who asks for it; without the inode's lock
+//! of one file whose lock is held, for lseek(2).
 //!
-//! The files are opened by handle, in threads of their own (`errands.rs`); the door answers such OPENs and FSYNCs itself, so nothing is made
-//! durable below. fsync(2) takes the inode's lock, and so waits for a write(2) that is under way as well. syncfs(2) would not do: the kernel
-//! does not wait for FUSE there.
+//! Files are reached by handle, in threads of their own (`errands.rs`). They are not opened, which watchers would be told of: the kernel passes everything on
+//! before it asks for other times of a file, and the door refuses that question. It takes the inode's lock, as fsync(2) does, and so waits for a write(2) that is
+//! under way as well. For lseek(2) alone the file is opened; the door answers such OPENs itself. syncfs(2) would not do: the kernel does not wait for FUSE there.
 
 use super::Collecting;
-use crate::errands::{self, Place, Role};
+use crate::errands::{self, PASSED_ON, Place, Role};
 use fusewire::{
     Op, Reply, Request,
-    abi::{self, fopen},
+    abi::{self, fattr, fopen},
 };
 use nacre_vfs::{Errno, Result};
 use rustix::io::Errno as SysErrno;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -40,19 +41,43 @@ impl Collecting {
     }
 
     fn settle_each(&self) -> Result<()> {
-        for nodeid in self.nodes() {
-            let told = self.pass_on_by_thread(nodeid, true)?;
-            loop {
-                match told.recv_timeout(LOOK) {
-                    // Closed meanwhile, which passes everything on. Who writes to it now may hold its lock and wait for the end of
-                    // this settling: the thread ends when he goes on.
-                    Err(RecvTimeoutError::Timeout) if !self.collects(nodeid) => break,
-                    Err(RecvTimeoutError::Timeout) => {}
-                    told => break answer(told)?,
-                }
+        self.settle_these(self.nodes(), &|nodeid| self.collects(nodeid))
+    }
+
+    /// The same for files that are open for writing, while `open` says that they are: what is stored to a mapping is held back as well where writes are not
+    /// collected.
+    pub fn pass_on_open(&self, open: &dyn Fn() -> BTreeSet<u64>) -> Result<()> {
+        let _one = self.settling.lock();
+        self.settle_these(open(), &|nodeid| open().contains(&nodeid))
+    }
+
+    /// All of them, whatever becomes of one.
+    fn settle_these(&self, files: impl IntoIterator<Item = u64>, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        files.into_iter().map(|nodeid| self.settle_one(nodeid, open)).fold(Ok(()), Result::and)
+    }
+
+    fn settle_one(&self, nodeid: u64, open: &dyn Fn(u64) -> bool) -> Result<()> {
+        let told = self.pass_on_by_thread(nodeid, true)?;
+        loop {
+            match told.recv_timeout(LOOK) {
+                // Closed meanwhile, which passes everything on. Who writes to it now may hold its lock and wait for the end of
+                // this settling: the thread ends when he goes on.
+                Err(RecvTimeoutError::Timeout) if !open(nodeid) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {}
+                told => return answer(told),
             }
         }
-        Ok(())
+    }
+
+    /// The same for a mount that is in no tree of ours any more, so that its files cannot be opened: the kernel passes pages on before it drops them.
+    /// A daemon that is killed meanwhile would hang, so this is for the end alone.
+    pub fn pass_on_unseen(&self) {
+        let Some(notifier) = self.notifier.read().clone() else { return };
+        for nodeid in self.nodes() {
+            if let Err(error) = notifier.inval_inode(nodeid, 0, 0) {
+                tracing::warn!(%error, "what was written to a file may not have been passed on by the kernel");
+            }
+        }
     }
 
     /// Makes the kernel pass on what it holds of one file, whoever holds the inode's lock.
@@ -88,6 +113,8 @@ impl Collecting {
                 reply.open(&abi::OpenOut { fh: OWN_HANDLE, open_flags, backing_id: 0 })?;
                 Ok(true)
             }
+            // Before the kernel asks, it has passed everything on; times that it passes on itself are those of changes.
+            Op::Setattr(change) if change.valid & fattr::ATIME != 0 => Err(PASSED_ON.into()),
             Op::Fsync { fh: OWN_HANDLE, .. } | Op::Flush { fh: OWN_HANDLE, .. } => Ok(true),
             _ => Ok(false),
         }

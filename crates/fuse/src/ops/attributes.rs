@@ -7,7 +7,7 @@ use crate::{
     replacing, wire,
 };
 use fusewire::{Header, Reply, abi};
-use nacre_vfs::{Attr, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
+use nacre_vfs::{Attr, ChangeTime, Errno, Kind, Node, Opened, SetAttr, SetTime, Time};
 use std::{sync::atomic::Ordering, time::Duration};
 
 /// How long a write waits at most where writes are stopped; and what may be one.
@@ -16,19 +16,33 @@ const STOPPED_UNKNOWN: Duration = Duration::from_millis(200);
 
 impl Door {
     pub(crate) fn getattr(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
+        let kept = self.root_is_taken(header.nodeid);
         let (node, attr) = self.attributes(header, fh)?;
-        Ok(reply.attr(&wire::attr_out(&attr, self.attr_time(header.nodeid, &node, &attr)))?)
+        let valid = match fh {
+            _ if !kept => Duration::ZERO,
+            Some(_) => self.attr_time_by_file(header.nodeid, &node, &attr),
+            None => self.attr_time(header.nodeid, &node, &attr),
+        };
+        Ok(reply.attr(&wire::attr_out(&attr, valid))?)
     }
 
     pub(crate) fn statx(&self, header: &Header, fh: Option<u64>, reply: &mut Reply<'_>) -> Outcome {
+        let kept = self.root_is_taken(header.nodeid);
         let (node, attr) = self.attributes(header, fh)?;
-        Ok(reply.statx(&wire::statx_out(&attr, self.attr_time(header.nodeid, &node, &attr)))?)
+        let valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
+        Ok(reply.statx(&wire::statx_out(&attr, valid))?)
     }
 
     pub(crate) fn setattr(&self, header: &Header, request: &abi::SetattrIn, reply: &mut Reply<'_>) -> Outcome {
         let fh = (request.valid & abi::fattr::FH != 0).then_some(request.fh);
+        let kept = self.root_is_taken(header.nodeid);
         let (node, file) = self.node_and_own_file(header.nodeid, fh)?;
-        let change = wire::change(request);
+        let mut change = wire::change(request);
+        let only_privileges = change == SetAttr { kill_privileges: true, ..SetAttr::default() };
+        if self.collecting.on() && (only_privileges || request.valid & (abi::fattr::SIZE | abi::fattr::CTIME) == abi::fattr::SIZE) {
+            // The kernel keeps the times, and has left them: the size is what it was, or the change itself comes later.
+            change.ctime = ChangeTime::Stays;
+        }
         if self.collecting.on() && self.is_outdated(header, request, &change) {
             let attr = self.layer.getattr(&caller(header), &node, file.as_deref())?;
             return Ok(reply.attr(&wire::attr_out(&attr, Duration::ZERO))?);
@@ -48,7 +62,7 @@ impl Door {
         if attr.kind == Kind::Directory && (change.mode.is_some() && !searchable || change.gid.is_some() || change.uid.is_some()) {
             self.permissions_changed();
         }
-        let mut valid = self.attr_time(header.nodeid, &node, &attr);
+        let mut valid = if kept { self.attr_time(header.nodeid, &node, &attr) } else { Duration::ZERO };
         if self.collecting.on() && attr.kind == Kind::File {
             // The kernel takes this answer for true even if it was told otherwise meanwhile.
             if !self.collecting.is_patient() {
@@ -119,7 +133,11 @@ impl Door {
                 return Ok(());
             }
         }
-        let result = permission.announce(length);
+        // Who waits for what the kernel holds back to arrive leaves somebody to serve it.
+        let result = match self.collecting.is_patient() {
+            true => fusewire::blocking(|| permission.announce(length)).unwrap_or_else(|_| permission.announce(length)),
+            false => permission.announce(length),
+        };
         self.collecting.announced(result.is_err());
         Ok(result?)
     }

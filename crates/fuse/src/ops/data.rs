@@ -37,7 +37,13 @@ impl Door {
         let placed = cached || self.collecting.collects(handle.nodeid);
         let appends = OpenFlags(file_flags).appends() && !placed;
         let write = |data: &[u8], offset| match cached {
-            true => nacre_vfs::arriving(|| handle.file.write(data, offset)),
+            true => {
+                // Where the kernel keeps times, it tells this one with the times of the file.
+                let write = || handle.file.write(data, offset);
+                let written = if self.collecting.on() { nacre_vfs::arriving_timed(write) } else { nacre_vfs::arriving(write) };
+                // Whoever wrote is gone. fsync and msync tell him what this says; close makes EIO of all but this one.
+                written.map_err(|error| if error == Errno::EDQUOT { Errno::ENOSPC } else { error })
+            }
             false => handle.file.write(data, offset),
         };
         let mut written = if appends { handle.file.append(data)? } else { write(data, offset)? };
@@ -68,10 +74,9 @@ impl Door {
         Ok(self.file(header, fh)?.fsync(data_only)?)
     }
 
-    pub(crate) fn fallocate(&self, header: &Header, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
+    pub(crate) fn fallocate(&self, fh: u64, mode: u32, offset: u64, length: u64) -> Outcome {
         let handle = self.handle_of(fh)?;
-        handle.file.allocate(AllocateMode(mode), offset, length)?;
-        self.strip_for_users(header, &handle)
+        Ok(handle.file.allocate(AllocateMode(mode), offset, length)?)
     }
 
     /// Takes set-id bits and capabilities from a file whose content changes. A change that follows another by the same open file has nothing to take.
@@ -82,11 +87,6 @@ impl Door {
             handle.stripped.store(given, Ordering::Release);
         }
         Ok(())
-    }
-
-    /// The same where the kernel does not say whether the caller may leave them: fallocate(2) and copy_file_range(2) of ordinary users.
-    fn strip_for_users(&self, header: &Header, handle: &OpenHandle) -> Outcome {
-        if header.uid == 0 { Ok(()) } else { self.strip(header, handle) }
     }
 
     pub(crate) fn lseek(&self, header: &Header, fh: u64, offset: u64, whence: u32, reply: &mut Reply<'_>) -> Outcome {
@@ -112,7 +112,6 @@ impl Door {
 
     pub(crate) fn copy_file_range(
         &self,
-        header: &Header,
         (from, from_offset): (u64, u64),
         (to, to_offset): (u64, u64),
         (length, flags): (u64, u64),
@@ -125,7 +124,6 @@ impl Door {
         let length = if wide { length } else { length.min(u64::from(u32::MAX)) };
         let flags = u32::try_from(flags).map_err(|_| Errno::EINVAL)?;
         let copied = source.file.copy_to(from_offset, &*target.file, to_offset, length, flags)?;
-        self.strip_for_users(header, &target)?;
         Ok(reply.copied(copied, wide)?)
     }
 

@@ -12,10 +12,10 @@ use fusewire::{Directory, Header, Reply, abi};
 use nacre_vfs::{Coherence, DirEntry, DirSink, Errno, Invalidation, Kind, Node};
 use std::time::{Duration, Instant};
 
-/// Position after `.`; beyond what file systems use (ext4 ends at 2^63 - 1, which no entry has).
+/// Position after `.`, where positions are a host's; beyond what file systems use (ext4 ends at 2^63 - 1, which no entry has). The next is that after `..`.
 const AFTER_DOT: u64 = (1 << 63) - 16;
-/// Position after `..`.
-const AFTER_DOT_DOT: u64 = AFTER_DOT + 1;
+/// Position after `.` of layers with numbers.
+const AFTER_DOT_NUMBERED: u64 = 1;
 /// `R_OK`.
 const READ: u32 = 4;
 /// `DT_UNKNOWN`.
@@ -69,7 +69,7 @@ impl Door {
             directory,
             plus: attributes,
             own,
-            names: self.times().names(coherence),
+            names: self.name_times(&node, coherence).0,
             adoptions: Vec::new(),
             full: false,
             begun: (attributes && offset == 0).then(Instant::now),
@@ -129,13 +129,15 @@ impl Listing<'_, '_, '_> {
     /// Adds `.` and `..` where they are due; answers where the layer's part starts.
     fn dots(&mut self, offset: u64, own: u64, parent: u64) -> u64 {
         let directory = Kind::Directory.d_type();
-        let steps: &[(&[u8], u64, u64)] = match offset {
-            0 => &[(b".", own, AFTER_DOT), (b"..", parent, AFTER_DOT_DOT)],
-            AFTER_DOT => &[(b"..", parent, AFTER_DOT_DOT)],
-            AFTER_DOT_DOT => &[],
+        let after_dot = if self.door.inodes.by_number() { AFTER_DOT_NUMBERED } else { AFTER_DOT };
+        let both: [(&[u8], u64, u64); 2] = [(b".", own, after_dot), (b"..", parent, after_dot + 1)];
+        let skipped = match offset {
+            0 => 0,
+            _ if offset == after_dot => 1,
+            _ if offset == after_dot + 1 => 2,
             _ => return offset,
         };
-        for &(name, ino, next) in steps {
+        for (name, ino, next) in both.into_iter().skip(skipped) {
             self.full |= !self.add(&abi::EntryOut::default(), ino, next, directory, name);
         }
         0
@@ -159,7 +161,7 @@ impl Listing<'_, '_, '_> {
             return false;
         }
         let Some(nodeid) = self.door.inodes.find_held(&entry.attr.id) else { return false };
-        if self.door.attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
+        if self.door.listed_attr_time(nodeid, &entry.node, &entry.attr) < LASTING {
             return false;
         }
         if !self.door.inodes.by_number()
@@ -175,7 +177,7 @@ impl Listing<'_, '_, '_> {
         if let Some(known) = registered.known {
             self.adoptions.push((known, entry.node.clone()));
         }
-        let attributes = self.door.attr_time(registered.nodeid, &entry.node, &entry.attr);
+        let attributes = self.door.listed_attr_time(registered.nodeid, &entry.node, &entry.attr);
         let mut out = wire::entry(registered.nodeid, &entry.attr, self.names, attributes);
         out.generation = self.door.generation(&entry.attr);
         out

@@ -20,10 +20,10 @@ impl Door {
         }
         // Asked before the look-up: a watch that starts with the question then covers the answer.
         let coherence = self.names_coherence(&parent);
+        let (names, valid) = self.name_times(&parent, coherence);
         match self.layer.lookup(&caller(header), &parent, name) {
-            Ok(entry) => Ok(reply.entry(&self.found(&entry, id.ino, self.times().names(coherence)))?),
+            Ok(entry) => Ok(reply.entry(&self.found(&entry, id.ino, names))?),
             Err(Errno::ENOENT) => {
-                let valid = self.times().missing(coherence);
                 if valid.is_zero() {
                     return Err(Errno::ENOENT.into());
                 }
@@ -72,7 +72,22 @@ impl Door {
 
     pub(crate) fn rmdir(&self, header: &Header, bytes: &[u8]) -> Outcome {
         let parent = self.node(header.nodeid)?;
-        Ok(self.layer.rmdir(&caller(header), &parent, name(bytes)?)?)
+        let (caller, name) = (caller(header), name(bytes)?);
+        let held = self.hold_directory(&caller, &parent, name);
+        self.layer.rmdir(&caller, &parent, name)?;
+        held.iter().for_each(|node| self.layer.hold(node, true));
+        Ok(())
+    }
+
+    /// A directory that is about to lose its name: somebody may be in it (chdir(2)), or have it open.
+    fn hold_directory(&self, caller: &Caller, parent: &Node, name: nacre_vfs::Name<'_>) -> Option<Node> {
+        if self.inodes.by_number() {
+            return None;
+        }
+        let going = self.layer.lookup(caller, parent, name).ok().filter(|going| going.attr.kind == nacre_vfs::Kind::Directory)?;
+        let node = self.inodes.node(self.inodes.find(&going.attr.id)?)?;
+        self.layer.hold(&node, false);
+        Some(node)
     }
 
     pub(crate) fn rename(&self, header: &Header, old: &[u8], (new_dir, new): (u64, &[u8]), flags: u32) -> Outcome {
@@ -81,7 +96,9 @@ impl Door {
         let (to, to_id) = self.parent(new_dir)?;
         let flags = RenameFlags(flags);
         let caller = caller(header);
+        let replaced = if flags.has(RenameFlags::EXCHANGE) { None } else { self.hold_directory(&caller, &to, new) };
         self.layer.rename(&caller, &from, old, &to, new, flags)?;
+        replaced.iter().for_each(|node| self.layer.hold(node, true));
         self.moved(&caller, (&to, to_id), new);
         if flags.has(RenameFlags::EXCHANGE) {
             self.moved(&caller, (&from, from_id), old);
@@ -117,8 +134,7 @@ impl Door {
 
     /// How long a name just made may be kept.
     pub(crate) fn new_name_time(&self, parent: &Node) -> std::time::Duration {
-        let coherence: Coherence = self.names_coherence(parent);
-        self.times().names(coherence)
+        self.name_times(parent, self.names_coherence(parent)).0
     }
 
     fn entered(&self, entry: &Entry, (parent, id): (&Node, FileId), reply: &mut Reply<'_>) -> Outcome {

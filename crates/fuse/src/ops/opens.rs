@@ -32,6 +32,7 @@ impl Door {
         if self.agreement().opens_files_itself {
             return Err(Errno::ENOSYS.into());
         }
+        self.may_open()?;
         let runs = flags & RUN != 0;
         let flags = layer_flags(flags);
         let caller = caller(header);
@@ -67,6 +68,7 @@ impl Door {
         _: u32,
         reply: &mut Reply<'_>,
     ) -> Outcome {
+        self.may_open()?;
         let name = name(bytes)?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
@@ -83,6 +85,7 @@ impl Door {
     }
 
     pub(crate) fn tmpfile(&self, header: &Header, flags: u32, (mode, umask): (u32, u32), _: u32, reply: &mut Reply<'_>) -> Outcome {
+        self.may_open()?;
         let (parent, id) = self.parent(header.nodeid)?;
         let flags = layer_flags(flags);
         let caller = self.creator(header, umask);
@@ -102,15 +105,22 @@ impl Door {
         if let (Some(before), Some(descriptor)) = (handle.before, handle.file.backing())
             && passthrough::signature(descriptor).is_none_or(|(now, _)| now != before)
         {
-            self.written(handle.nodeid);
+            self.written(handle.nodeid, handle.flags.maps_for_writing());
         }
         self.closed(fh, &handle);
         Ok(())
     }
 
     /// A file was written to while it was open in passthrough. The kernel notes that for write(2), not for stores to a mapping: its
-    /// attributes are taken back soon.
-    fn written(&self, nodeid: u64) {
+    /// attributes are taken back soon, and at once where the file could be mapped for writing. (Of attributes alone any thread may tell: the kernel takes no lock
+    /// of the file for that.)
+    fn written(&self, nodeid: u64, mappable: bool) {
+        if mappable
+            && let Some(notifier) = self.notifier.read().as_ref()
+            && notifier.inval_inode(nodeid, -1, 0).is_ok()
+        {
+            return;
+        }
         let first = {
             let mut written = self.written.lock();
             written.push(nodeid);
@@ -135,8 +145,12 @@ impl Door {
         let keep = (self.keeps && !handle.flags.writes()).then(|| (Arc::clone(&handle.file), handle.flags, handle.uid));
         let ended = self.inodes.with(handle.nodeid, |record| {
             let state = record.open_state_if_any()?;
+            let mappable = state.is_mappable() && handle.flags.maps_for_writing();
             let file = state.take(fh)?;
             let left = self.passthrough.end(state, keep);
+            if mappable {
+                *record.outlived() = record.outlived().checked_add(1).unwrap_or(1);
+            }
             record.tidy();
             Some((file, left))
         });
@@ -268,6 +282,9 @@ impl Door {
         let collected = offered && (flags.reads() || !self.prefers_direct(nodeid)) && self.collecting.join(nodeid, &file);
         let direct = flags.writes() && !collected;
         let times = if direct { self.begin_direct(caller, nodeid, node, &file, created) } else { None };
+        if let Some(times) = &times {
+            self.doubt(nodeid, times);
+        }
         let fh =
             self.files.insert(OpenHandle { collected, times, last_use: offered.then(Use::new), ..handle(caller, nodeid, flags, &file) });
         let begun = self.inodes.with(nodeid, |record| {
@@ -306,9 +323,12 @@ impl Door {
         })
     }
 
-    /// Whether a file that could be collected is not worth it. Where it is collected already, a direct write would only get in the way.
+    /// Whether a file that could be collected is not worth it. Where it is collected already, a direct write would only get in the way; where times have to be
+    /// exact, it costs more requests than it saves.
     fn prefers_direct(&self, nodeid: u64) -> bool {
-        self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false) && !self.collecting.collects(nodeid)
+        !self.collecting.is_patient()
+            && self.inodes.with(nodeid, |record| record.habit().is_direct()).unwrap_or(false)
+            && !self.collecting.collects(nodeid)
     }
 
     fn always(&self) -> u32 {

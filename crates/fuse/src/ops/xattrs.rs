@@ -73,6 +73,10 @@ impl Door {
     /// Refuses the names that cannot exist here, without asking the layer.
     fn may_exist(&self, name: &[u8]) -> Outcome {
         self.supported()?;
+        // As the kernel says of a name that is nothing but its namespace.
+        if matches!(name, b"user." | b"trusted." | b"security.") {
+            return Err(Errno::EINVAL.into());
+        }
         let acl = matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default");
         let no_acls = acl && (self.options.acl == AclChoice::Off || !self.layer.has_acls());
         let no_label = name == b"security.selinux" && !self.selinux;

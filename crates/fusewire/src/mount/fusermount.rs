@@ -90,7 +90,14 @@ fn run(mut command: Command) -> io::Result<Output> {
 
 fn failure(what: &str, path: &Path, output: &Output) -> io::Error {
     let said = String::from_utf8_lossy(&output.stderr);
-    let kind = if said.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
+    // It says no more than that.
+    let kind = match () {
+        () if said.contains("busy") => io::ErrorKind::ResourceBusy,
+        () if ["no write access", "Permission denied", "not permitted", "user_allow_other"].iter().any(|why| said.contains(why)) => {
+            io::ErrorKind::PermissionDenied
+        }
+        () => io::ErrorKind::Other,
+    };
     io::Error::new(kind, format!("{what} {}: {}", path.display(), said.trim()))
 }
 

@@ -1,30 +1,110 @@
-//! Which mounts are at a path, from `/proc/self/mountinfo`.
+//! The mounts of this process's namespace, from `/proc/self/mountinfo`: which are at a path, where one is, whether a path still leads to it.
 //!
-//! Called at mount (to remember our id) and at unmount (to see whether it is ours that would go). Reading the table sends no request to
-//! any file system, unlike `stat(2)`.
+//! Called at mount (to remember which is ours) and at unmount (to find it, wherever its directory has been moved since). Reading the table sends no
+//! request to any file system, unlike `stat(2)`.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
-/// Ids of the mounts at this absolute path, oldest first.
-pub(super) fn mounts_at(path: &Path) -> io::Result<Vec<u64>> {
-    Ok(parse(&std::fs::read("/proc/self/mountinfo")?, path.as_os_str().as_bytes()))
+/// Which mount: two that are there at the same time differ in the number. A number is given again when its mount is gone, but not one together with the
+/// device of a connection that lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Number of the mount, as mountinfo and statx(2) have it.
+    pub id: u64,
+    /// Device of the file system, major and minor.
+    pub device: (u32, u32),
 }
 
-/// Id of the topmost mount at this path.
-pub(super) fn top_mount(path: &Path) -> io::Result<Option<u64>> {
-    Ok(mounts_at(path)?.last().copied())
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub identity: Identity,
+    /// The mount that it is on.
+    parent: u64,
+    /// Where it is now, absolute and without links.
+    pub path: PathBuf,
 }
 
-/// A line is: id, parent, device, root, mountpoint, ...; separated by spaces.
-fn parse(table: &[u8], path: &[u8]) -> Vec<u64> {
-    let line = |line: &[u8]| {
-        let mut fields = line.split(|byte| *byte == b' ');
-        let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-        (unescape(fields.nth(3)?) == path).then_some(id)
-    };
-    table.split(|byte| *byte == b'\n').filter_map(line).collect()
+/// Whether the path of a mount leads to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// It does.
+    Yes,
+    /// To one that lies on it, at the same place.
+    Covered,
+    /// Past it, into the mount at this place.
+    Hidden(PathBuf),
+}
+
+/// All of them at one time, each after those that it is on.
+#[derive(Debug)]
+pub(super) struct Table(Vec<Row>);
+
+impl Table {
+    /// As it is now.
+    pub fn read() -> io::Result<Table> {
+        Table::of("self".as_ref())
+    }
+
+    /// The one that a process sees.
+    pub fn of(process: &OsStr) -> io::Result<Table> {
+        Ok(Table::parse(&std::fs::read(Path::new("/proc").join(process).join("mountinfo"))?))
+    }
+
+    /// A line is: id, parent, device, root, mountpoint, ...; separated by spaces.
+    fn parse(table: &[u8]) -> Table {
+        let row = |line: &[u8]| {
+            let mut fields = line.split(|byte| *byte == b' ');
+            let mut text = || std::str::from_utf8(fields.next()?).ok();
+            let (id, parent) = (text()?.parse().ok()?, text()?.parse().ok()?);
+            let (major, minor) = text()?.split_once(':')?;
+            let device = (major.parse().ok()?, minor.parse().ok()?);
+            let path = PathBuf::from(OsString::from_vec(unescape(fields.nth(1)?)));
+            Some(Row { identity: Identity { id, device }, parent, path })
+        };
+        Table(table.split(|byte| *byte == b'\n').filter_map(row).collect())
+    }
+
+    /// The topmost mount at this path.
+    pub fn top(&self, path: &Path) -> Option<&Row> {
+        self.0.iter().rfind(|row| row.path == path)
+    }
+
+    /// This mount.
+    pub fn find(&self, identity: Identity) -> Option<&Row> {
+        self.0.iter().find(|row| row.identity == identity)
+    }
+
+    /// Whether anything is mounted on a file of this file system.
+    pub fn carries(&self, device: (u32, u32)) -> bool {
+        let is_below = |row: &Row| self.0.iter().any(|on| on.identity.id == row.parent && on.identity.device == device);
+        self.0.iter().any(is_below)
+    }
+
+    /// Goes the way of a mount's path as the kernel would.
+    pub fn seen(&self, row: &Row) -> Seen {
+        let own = row.identity.id;
+        // The one that is on none of these: that at the root directory, or what it lies on.
+        let listed = |id| self.0.iter().any(|row| row.identity.id == id);
+        let first = self.0.iter().find(|row| row.parent == row.identity.id || !listed(row.parent));
+        let mut here = first.map_or(own, |first| first.parent);
+        let (mut passed, mut at) = (here == own, PathBuf::new());
+        for part in row.path.components() {
+            at.push(part);
+            while let Some(next) = self.0.iter().find(|row| row.parent == here && row.identity.id != here && row.path == at) {
+                here = next.identity.id;
+                passed |= here == own;
+            }
+        }
+        match self.0.iter().find(|row| row.identity.id == here) {
+            _ if here == own => Seen::Yes,
+            Some(over) if !passed => Seen::Hidden(over.path.clone()),
+            _ => Seen::Covered,
+        }
+    }
 }
 
 /// Undoes the octal escapes of space, tab, newline and backslash.
@@ -45,14 +125,52 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    fn id(row: Option<&Row>) -> Option<u64> {
+        row.map(|row| row.identity.id)
+    }
+
     #[test]
     fn finds_escaped_and_stacked_mounts() {
-        let table = b"21 1 0:20 / / rw - ext4 /dev/x rw\n\
+        let table = Table::parse(
+            b"21 1 0:20 / / rw - ext4 /dev/x rw\n\
             40 21 0:41 / /mnt/a\\040b rw - fuse x rw\n\
             43 40 0:44 / /mnt/a\\040b ro shared:3 - fuse.y y rw\n\
-            44 21 0:45 / /mnt/a\\134 rw - fuse.y y rw\nbroken\n";
-        assert_eq!(parse(table, b"/mnt/a b"), [40, 43]);
-        assert_eq!(parse(table, b"/mnt/a\\"), [44]);
-        assert_eq!(parse(table, b"/mnt"), [] as [u64; 0]);
+            44 21 0:45 / /mnt/a\\134 rw - fuse.y y rw\nbroken\n",
+        );
+        assert!(table.carries((0, 41)) && table.carries((0, 20)) && !table.carries((0, 44)));
+        assert_eq!(id(table.top(Path::new("/mnt/a b"))), Some(43));
+        assert_eq!(id(table.top(Path::new("/mnt/a\\"))), Some(44));
+        assert_eq!(id(table.top(Path::new("/mnt"))), None);
+        assert_eq!(id(table.find(Identity { id: 40, device: (0, 41) })), Some(40));
+        // The number has been given again.
+        assert_eq!(table.find(Identity { id: 40, device: (0, 42) }), None);
+    }
+
+    #[test]
+    fn a_mount_that_came_later_hides_those_below_its_place() {
+        let table = Table::parse(
+            b"21 1 0:20 / / rw - ext4 /dev/x rw\n\
+            40 21 0:41 / /m rw - fuse x rw\n\
+            41 40 0:42 / /m/home/bob rw - fuse x rw\n\
+            42 40 0:43 / /m/home rw - fuse x rw\n\
+            43 42 0:44 / /m/home/eve rw - fuse x rw\n\
+            44 43 0:45 / /m/home/eve rw - tmpfs x rw\n",
+        );
+        let seen = |id| table.seen(table.0.iter().find(|row| row.identity.id == id).unwrap());
+        assert_eq!(seen(21), Seen::Yes);
+        assert_eq!(seen(40), Seen::Yes);
+        assert_eq!(seen(41), Seen::Hidden("/m/home".into()));
+        assert_eq!(seen(42), Seen::Yes);
+        assert_eq!(seen(43), Seen::Covered);
+        assert_eq!(seen(44), Seen::Yes);
+    }
+
+    #[test]
+    fn the_root_may_be_its_own_parent_or_not_listed() {
+        let own = Table::parse(b"1 1 0:2 / / rw - rootfs rootfs rw\n2 1 0:3 / /m rw - fuse x rw\n");
+        let chroot = Table::parse(b"7 5 0:3 / /m rw - fuse x rw\n8 7 0:4 / /m/n rw - fuse x rw\n");
+        for table in [own, chroot] {
+            assert!(table.0.iter().all(|row| table.seen(row) == Seen::Yes));
+        }
     }
 }

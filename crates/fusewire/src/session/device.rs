@@ -61,11 +61,9 @@ fn run(shared: &Arc<Shared>) -> io::Result<()> {
 
 fn start(shared: &Arc<Shared>) -> io::Result<(Thread, Arc<Worker>)> {
     let main = shared.connection.device()?;
-    let device = match sys::clone_device(main.as_fd()) {
-        Ok(clone) => Arc::new(clone),
-        // Replies work as well over the shared one; only the kernel's lock is then shared, too.
-        Err(_) => main,
-    };
+    let clone = if shared.affords_clone() { sys::clone_device(main.as_fd()).ok() } else { None };
+    // Replies work as well over the shared one; only the kernel's lock is then shared, too.
+    let device = clone.map_or(main, Arc::new);
     // The kernel wants room for a whole WRITE, whatever it has to say.
     let input = Pages::new(shared.max_io + rustix::param::page_size())?;
     let output = Pages::new(shared.max_io + size_of::<OutHeader>())?;

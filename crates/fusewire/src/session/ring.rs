@@ -125,6 +125,9 @@ pub(super) fn prepare(shared: &Arc<Shared>, cpus: &Cpus) -> io::Result<Prepared>
     if !offline.is_empty() {
         plan.push((offline, None));
     }
+    if !shared.affords_rings(plan.len()) {
+        return Err(sys::with_context("cannot make an io_uring ring for each thread".to_owned(), rustix::io::Errno::MFILE.into()));
+    }
     let (sender, reports) = channel();
     let mut prepared = Prepared { shared: Arc::clone(shared), reports, gate: Arc::default(), threads: 0 };
     for (queues, cpu) in plan {

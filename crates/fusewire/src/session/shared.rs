@@ -73,6 +73,8 @@ pub(super) struct Shared {
     early_interrupts: Mutex<VecDeque<u64>>,
     /// Of the ring threads.
     pub(super) pace: Pace,
+    /// How many descriptors the process might have at the start.
+    descriptors: i32,
     waking: AtomicBool,
     panic_logged: AtomicBool,
     growth_logged: AtomicBool,
@@ -131,6 +133,7 @@ impl Shared {
             blocked: AtomicI32::new(0),
             early_interrupts: Mutex::new(VecDeque::new()),
             pace: Pace::default(),
+            descriptors: sys::descriptor_limit(),
             waking: AtomicBool::new(false),
             panic_logged: AtomicBool::new(false),
             growth_logged: AtomicBool::new(false),
@@ -316,23 +319,23 @@ impl Shared {
             return;
         }
         let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("fuse wake".to_owned()).stack_size(64 << 10).spawn(move || shared.wake_loop());
+        let thread = std::thread::Builder::new().name("fuse wake".to_owned()).stack_size(64 << 10).spawn(move || Shared::wake_loop(shared));
         if let Err(error) = thread {
             self.waking.store(false, SeqCst);
             tracing::error!(%error, "cannot start a thread to interrupt blocked requests; they stay until they end themselves");
         }
     }
 
-    fn wake_loop(self: &Arc<Self>) {
+    fn wake_loop(mut shared: Arc<Self>) {
         sys::mask_signals();
         loop {
             // A thread that died of a panic stays in the list; with the last thread there is nobody left to wake.
-            let due = if self.threads() == 0 { Vec::new() } else { self.due() };
+            let due = if shared.threads() == 0 { Vec::new() } else { shared.due() };
             if due.is_empty() {
-                self.waking.store(false, SeqCst);
+                shared.waking.store(false, SeqCst);
                 // Somebody may have become due while `waking` was still set.
-                let nobody = self.threads() == 0 || self.due().is_empty() && !self.is_stopping();
-                if nobody || self.waking.swap(true, SeqCst) {
+                let nobody = shared.threads() == 0 || shared.due().is_empty() && !shared.is_stopping();
+                if nobody || shared.waking.swap(true, SeqCst) {
                     return;
                 }
             }
@@ -340,7 +343,12 @@ impl Shared {
                 // A thread that has ended meanwhile (ESRCH) is what we want.
                 let _ = sys::wake_thread(worker.tid);
             }
+            // Whoever has waited for the end expects the handler, and all that it holds, to be let go of.
+            let waiting = Arc::downgrade(&shared);
+            drop(shared);
             std::thread::sleep(WAKE_AGAIN);
+            let Some(again) = waiting.upgrade() else { return };
+            shared = again;
         }
     }
 
@@ -420,13 +428,28 @@ impl Shared {
         early.len() < before
     }
 
+    /// So many threads, or fewer where the process may have few descriptors: a request may need several at a time.
+    pub(super) fn few(&self, threads: i32) -> i32 {
+        threads.min(self.descriptors / 48).max(1)
+    }
+
+    /// Whether the device may be opened once more for one more thread.
+    pub(super) fn affords_clone(&self) -> bool {
+        i32::try_from(self.threads()).is_ok_and(|threads| threads < self.descriptors / 128)
+    }
+
+    /// Whether so many descriptors can be spent on rings.
+    pub(super) fn affords_rings(&self, rings: usize) -> bool {
+        i32::try_from(rings).is_ok_and(|rings| rings <= self.descriptors / 8)
+    }
+
     /// Most threads of a queue that do not wait for users.
     pub(super) fn limit(&self, place: Place) -> i32 {
         let chosen = i32::try_from(self.options.max_threads).unwrap_or(i32::MAX);
         match (chosen, place, self.rings.is_empty()) {
-            (0, Place::Device, true) => 32,
+            (0, Place::Device, true) => self.few(32).max(2),
             (0, Place::Device, false) => 4,
-            (0, Place::Ring(_), _) => 16,
+            (0, Place::Ring(_), _) => self.few(16),
             (chosen, Place::Device, true) => chosen.max(2),
             (chosen, _, _) => chosen.max(1),
         }

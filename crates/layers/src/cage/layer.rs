@@ -123,6 +123,10 @@ impl Layer for Cage {
         self.shared.below.adopt(known, fresh);
     }
 
+    fn hold(&self, directory: &Node, gone: bool) {
+        self.shared.below.hold(directory, gone);
+    }
+
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         self.shared.below.getattr(caller, node, file)
     }
@@ -315,6 +319,11 @@ impl Layer for Cage {
 
     fn watch(&self, channel: Sender<Invalidation>) {
         super::outside::watch(&self.shared, channel);
+    }
+
+    fn rest(&self, _: Option<&[Node]>) -> bool {
+        // The books count files that no door knows.
+        false
     }
 
     fn has_acls(&self) -> bool {

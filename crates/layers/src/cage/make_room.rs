@@ -40,21 +40,30 @@ pub(super) struct Dropping {
     bytes: AtomicU64,
 }
 
+/// Whether the patterns of what is kept and of what goes first are patterns.
+///
+/// # Errors
+/// Text for the user.
+pub(crate) fn check_globs(keep: &[String], rotated: &[String]) -> Result<(), String> {
+    for (key, glob) in keep.iter().map(|glob| ("keep", glob)).chain(rotated.iter().map(|glob| ("rotated", glob))) {
+        let bad = |why: &str| format!("\"{key}\": the pattern \"{}\" is not understood: {why}", glob.escape_debug());
+        if glob.is_empty() || glob.starts_with('!') {
+            return Err(bad("it must not be empty, nor begin with an exclamation mark"));
+        }
+        fast_glob::validate(glob).map_err(|error| bad(&error.to_string()))?;
+    }
+    Ok(())
+}
+
 impl Dropping {
     /// Checks the globs.
     ///
     /// # Errors
-    /// Text for the user.
+    /// As [`check_globs`].
     pub(super) fn new(keep: &[String], rotated: &[String]) -> Result<Dropping, String> {
+        check_globs(keep, rotated)?;
         let rotated: Vec<String> =
             if rotated.is_empty() { super::options::ROTATED.iter().map(|glob| (*glob).to_owned()).collect() } else { rotated.to_vec() };
-        for (key, glob) in keep.iter().map(|glob| ("keep", glob)).chain(rotated.iter().map(|glob| ("rotated", glob))) {
-            let bad = |why: &str| format!("\"{key}\": the pattern \"{}\" is not understood: {why}", glob.escape_debug());
-            if glob.is_empty() || glob.starts_with('!') {
-                return Err(bad("it must not be empty, nor begin with an exclamation mark"));
-            }
-            fast_glob::validate(glob).map_err(|error| bad(&error.to_string()))?;
-        }
         let zero = || AtomicU64::new(0);
         Ok(Dropping {
             keep: keep.to_vec(),

@@ -43,12 +43,12 @@ fn pass_on(shared: &Weak<Shared>, told: &Receiver<Invalidation>, door: &Sender<I
         }
         match notice {
             Invalidation::Content { id } | Invalidation::Attributes { id } => examine(&shared, &id),
-            Invalidation::Entry { parent, name } => {
+            Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => {
                 if !shared.background.was_own(&name) && shared.background.has(&parent) {
                     shared.background.doubt();
                 }
             }
-            Invalidation::Everything => shared.background.doubt(),
+            Invalidation::Names | Invalidation::Everything => shared.background.doubt(),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::translate::errno;
 use super::volume::{self, Place, Volume};
+use crate::ends::Ends;
 use nacre_pool::engine::Pool;
 use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node, Result, Time};
 use parking_lot::Mutex;
@@ -17,6 +18,8 @@ use std::{
 pub(super) const NAME: &[u8] = b".zfs";
 /// The name below it.
 pub(super) const SNAPSHOT: &[u8] = b"snapshot";
+/// The position behind the only name of `.zfs`.
+const LISTED: u64 = 256;
 /// Trees kept open though nobody uses them.
 const IDLE: usize = 64;
 
@@ -45,16 +48,28 @@ pub trait SnapshotDirectory: Send + Sync {
 pub(super) struct Control {
     pool: Arc<Pool>,
     dataset: u64,
+    /// Names of snapshots are found by other cases as well, as those of files.
+    insensitive: bool,
     directory: OnceLock<Box<dyn SnapshotDirectory>>,
     /// The trees that are open, by their numbers.
     open: Mutex<HashMap<u64, Arc<Volume>>>,
     /// Which snapshot has which number, as long as the file system is mounted.
     trees: Mutex<HashMap<u64, nacre_pool::Txg>>,
+    /// Where listings of snapshots end.
+    ends: Ends,
 }
 
 impl Control {
-    pub(super) fn new(pool: Arc<Pool>, dataset: u64) -> Control {
-        Control { pool, dataset, directory: OnceLock::new(), open: Mutex::default(), trees: Mutex::default() }
+    pub(super) fn new(pool: Arc<Pool>, dataset: u64, insensitive: bool) -> Control {
+        Control {
+            pool,
+            dataset,
+            insensitive,
+            directory: OnceLock::new(),
+            open: Mutex::default(),
+            trees: Mutex::default(),
+            ends: Ends::new(u64::MAX),
+        }
     }
 
     pub(super) fn carry_out(&self, directory: Box<dyn SnapshotDirectory>) {
@@ -98,8 +113,25 @@ impl Control {
     pub(super) fn volume(&self, name: Name<'_>) -> Result<Arc<Volume>> {
         // Names of snapshots are ASCII.
         let name = std::str::from_utf8(name.bytes()).map_err(|_| Errno::ENOENT)?;
-        let txg = self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.ok_or(Errno::ENOENT)?;
-        self.volume_at(name, txg)
+        let find = |name: &str| self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()));
+        match find(name)? {
+            Some(txg) => self.volume_at(name, txg),
+            None => {
+                let name = self.spelled(name)?;
+                self.volume_at(&name, find(&name)?.ok_or(Errno::ENOENT)?)
+            }
+        }
+    }
+
+    /// The name of the snapshot that this means; itself where there is none.
+    fn spelled(&self, name: &str) -> Result<String> {
+        if self.insensitive && self.pool.find_snapshot(self.dataset, name).map_err(|error| errno(error.into()))?.is_none() {
+            let rows = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
+            if let Some((_, row)) = rows.into_iter().find(|(_, row)| row.name.eq_ignore_ascii_case(name)) {
+                return Ok(row.name);
+            }
+        }
+        Ok(name.to_owned())
     }
 
     /// The number of a snapshot's tree: the same for every question, no other's.
@@ -172,29 +204,29 @@ impl Control {
     }
 
     pub(super) fn destroy(&self, name: Name<'_>) -> Result<()> {
-        self.verbs()?.destroy(text(name)?)
+        self.verbs()?.destroy(&self.spelled(text(name)?)?)
     }
 
     pub(super) fn rename(&self, name: Name<'_>, new: Name<'_>) -> Result<()> {
-        self.verbs()?.rename(text(name)?, text(new)?)
+        self.verbs()?.rename(&self.spelled(text(name)?)?, text(new)?)
     }
 
     /// Gives `.zfs` to a listing of the root; false where there is no room for it.
-    pub(super) fn list_itself(&self, head: &Volume, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
+    pub(super) fn list_itself(&self, head: &Volume, next: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
         let entry = if attributes { Some(self.entry(head, &Place::Control)?) } else { None };
-        Ok(sink.push(DirEntry { name: Name::new(NAME)?, ino: volume::CONTROL, kind: Some(Kind::Directory), next: 1, entry }))
+        Ok(sink.push(DirEntry { name: Name::new(NAME)?, ino: volume::CONTROL, kind: Some(Kind::Directory), next, entry }))
     }
 
     /// Lists `.zfs`.
     pub(super) fn list(&self, head: &Volume, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
         if from == 0 {
             let entry = if attributes { Some(self.entry(head, &Place::Snapshots)?) } else { None };
-            sink.push(DirEntry { name: Name::new(SNAPSHOT)?, ino: volume::SNAPSHOTS, kind: Some(Kind::Directory), next: 1, entry });
+            sink.push(DirEntry { name: Name::new(SNAPSHOT)?, ino: volume::SNAPSHOTS, kind: Some(Kind::Directory), next: LISTED, entry });
         }
         Ok(())
     }
 
-    /// Lists `.zfs/snapshot`: a snapshot's position is its txg.
+    /// Lists `.zfs/snapshot`, in the order in which snapshots were taken: those that were there when the listing began.
     pub(super) fn list_snapshots(
         &self,
         from: u64,
@@ -203,13 +235,25 @@ impl Control {
         sink: &mut dyn DirSink,
     ) -> Result<()> {
         let snapshots = self.pool.snapshot_rows(self.dataset).map_err(|error| errno(error.into()))?;
-        for (txg, row) in snapshots.into_iter().filter(|(txg, _)| txg.0 > from) {
+        let span = self.ends.enter(from, || snapshots.iter().map(|(txg, _)| txg.0 + 1).max().unwrap_or(0));
+        let mut some = false;
+        for (txg, row) in snapshots.into_iter().filter(|(txg, _)| (span.behind + 1..span.end).contains(&txg.0)) {
+            some = true;
             let entry = if attributes { Some(root_of(&self.volume_at(&row.name, txg)?)?) } else { None };
             // Every root directory has the same number in its tree.
             let ino = entry.as_ref().map_or_else(|| self.tree(txg) << volume::SHIFT | volume::ROOT, |entry| entry.attr.id.ino);
-            if !sink.push(DirEntry { name: Name::new(row.name.as_bytes())?, ino, kind: Some(Kind::Directory), next: txg.0, entry }) {
+            if !sink.push(DirEntry {
+                name: Name::new(row.name.as_bytes())?,
+                ino,
+                kind: Some(Kind::Directory),
+                next: span.after(txg.0),
+                entry,
+            }) {
                 break;
             }
+        }
+        if !some {
+            self.ends.ended(&span);
         }
         Ok(())
     }

@@ -83,8 +83,7 @@ impl DatasetFile {
         let _entered = self.placed.volume.enter()?;
         let files = self.placed.volume.files.files();
         let written = match offset {
-            // It was accepted long ago.
-            Some(_) if nacre_vfs::is_arriving() => files.write_held(&self.placed.inode, offset, data),
+            Some(at) if nacre_vfs::is_arriving() => self.member.arrive(&self.placed, at, data),
             _ => files.write(&self.placed.inode, offset, data),
         };
         let outcome = written.map_err(errno)?;
@@ -156,9 +155,10 @@ impl OpenFile for DatasetFile {
         let _entered = self.placed.volume.enter()?;
         let files = self.placed.volume.files.files();
         match mode.0 & !AllocateMode::KEEP_SIZE {
-            // Room cannot be set aside where each write goes to a new place: as with ZFS, only the size is made.
+            // Room cannot be set aside where each write goes to a new place: as with ZFS, there has to be enough, and only the size is made.
             0 => {
                 let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+                files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
                 if !grow {
                     return Ok(());
                 }
@@ -170,7 +170,10 @@ impl OpenFile for DatasetFile {
                 files.set_attributes(&self.placed.inode, &change).map_err(errno)?;
             }
             AllocateMode::PUNCH_HOLE if !grow => files.zero(&self.placed.inode, offset, length, false).map_err(errno)?,
-            AllocateMode::ZERO_RANGE => files.zero(&self.placed.inode, offset, length, grow).map_err(errno)?,
+            AllocateMode::ZERO_RANGE => {
+                files.would_fill(&self.placed.inode, offset, length).map_err(errno)?;
+                files.zero(&self.placed.inode, offset, length, grow).map_err(errno)?;
+            }
             _ => return Err(Errno::EOPNOTSUPP),
         }
         self.done()

@@ -1,22 +1,35 @@
 //! Writes that doors collect before they pass them on: whether they may, and what has to stay free meanwhile.
 //!
 //! One for all mounted datasets of a pool, since they share its room. As long as there is more room for each of them than all doors together can hold back,
-//! writes are taken without a word. With less, every write is announced before it happens: it is refused there if it would not fit, or noted as
-//! on its way. What arrives was accepted before and is never refused ([`Tree::write_held`]).
+//! writes are taken without a word. With less, every write is announced before it happens: it is refused there if it would not fit, or promised its room.
+//!
+//! What arrives is what such writes have left in pages, or stores to a shared mapping, of which nobody hears before; nothing tells one from the other. So
+//! what was accepted is counted by file, and what arrives is let in up to that ([`Tree::write_held`]); all the rest is asked for like any write:
+//! * of a file that is open for collected writes nowhere, only stores can arrive: closing passes on what was collected ([`Standing::Stores`]);
+//! * while writes are taken without a word, all that arrives of the others fits, whatever it is ([`Standing::Free`]);
+//! * from a recall until a settling, as much as could be held back at the recall ([`Gathering::recalled`]);
+//! * from then on, as much as was promised to announced writes ([`Standing::Promised`]).
+//!
+//! So stores take room from nobody but from writes to the same file, and that only where all other room is taken.
 //!
 //! A snapshot is one moment: while one is taken, whoever writes waits before his next write ([`StoppedWrites`]), and what he wrote before is passed on. Whoever
 //! sees his own write done before he begins the next finds no snapshot that holds only the second.
 //!
 //! Invariants: the room that others may take is counted whole for each dataset, so none can be short by another's writes; room is looked at again after every
-//! [`STEP`] bytes that anybody has written; what is on its way is an upper bound, made exact by a settling.
+//! [`STEP`] bytes that anybody has written; what was promised is held by the desk of admission, so that nobody else gets it; it is an upper bound, ended by a
+//! settling, which comes by itself soon after a recall and where much is promised.
 
+use super::promises::{GRACE, Promises};
 use super::translate::errno;
 use super::volume::{Placed, Tree};
+use nacre_pool::PoolError;
 use nacre_pool::engine::Dataset as Files;
+use nacre_pool::files::{FileError, WriteOutcome};
 use nacre_pool::properties::effective::SyncMode;
 use nacre_vfs::{Collected, Collector, Errno, Result};
 use parking_lot::{Condvar, Mutex};
 use std::{
+    collections::HashMap,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -30,9 +43,17 @@ const STEP: u64 = 4 << 20;
 const BESIDE: u64 = 32 << 20;
 /// What an announced write of unknown length counts as.
 const UNKNOWN: u64 = 1 << 20;
-/// What is written to name content: at most this part of it, and so much for the smallest.
+/// What is written to name content: at most this part of it, and so much for the smallest, which arrives as the two pages that it may lie in.
 const NAMING_PART: u64 = 64;
-const NAMING_LEAST: u64 = 16 << 10;
+const NAMING_LEAST: u64 = 8 << 10;
+/// Where more than this part of the room is promised, and more than so much, it is looked what has arrived already.
+const PROMISED_PART: u64 = 2;
+const PROMISED_MUCH: u64 = 4 << 20;
+
+/// What is written, with what names it.
+fn need(bytes: u64) -> u64 {
+    bytes.saturating_add((bytes / NAMING_PART).max(NAMING_LEAST))
+}
 
 /// The mounted datasets of a pool whose writes may be collected.
 #[derive(Default)]
@@ -42,9 +63,14 @@ pub struct Gathering {
     since: AtomicU64,
     /// Every write is announced.
     tight: AtomicBool,
-    /// What may be on its way while it is tight, bytes; changed under the lock of whoever announces, and by what arrives.
-    coming: AtomicU64,
+    /// What may have been held back at the recall and not have arrived yet, bytes; 0 from the next settling on.
+    recalled: AtomicU64,
+    /// Held by whoever announces or settles.
     announcing: Mutex<()>,
+    /// Held by the one whose stores are looked at once more.
+    storing: Mutex<()>,
+    /// A thread that settles is on its way.
+    settling: AtomicBool,
 }
 
 impl std::fmt::Debug for Gathering {
@@ -58,12 +84,36 @@ pub(super) struct Member {
     all: Arc<Gathering>,
     files: Arc<Files>,
     door: OnceLock<Arc<dyn Collector>>,
-    /// Files that are open for collected writes.
+    /// How many times files are open for collected writes.
     open: AtomicUsize,
+    /// Those files, by inode number.
+    promised: Mutex<HashMap<u64, Promised>>,
+    /// What all of them were promised, bytes; never less than what the table says.
+    promises: AtomicU64,
     /// How many want writes to be stopped, and the same where it is asked with each write.
     stops: Mutex<usize>,
     stopped: AtomicBool,
     going: Condvar,
+}
+
+/// A file that is open for collected writes.
+#[derive(Debug, Default)]
+struct Promised {
+    /// How many times.
+    open: usize,
+    /// What its announced writes were promised and nothing has arrived for yet.
+    bytes: Promises,
+}
+
+/// What may arrive of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Stores to a mapping only.
+    Stores,
+    /// Whatever was taken without a word.
+    Free,
+    /// So many bytes that were accepted, and stores.
+    Promised(u64),
 }
 
 /// Writes that are about to be collected are stopped until this is dropped. Those that are written to directly go on.
@@ -109,6 +159,8 @@ impl Gathering {
             files: Arc::clone(files),
             door: OnceLock::new(),
             open: AtomicUsize::new(0),
+            promised: Mutex::default(),
+            promises: AtomicU64::new(0),
             stops: Mutex::new(0),
             stopped: AtomicBool::new(false),
             going: Condvar::new(),
@@ -134,36 +186,33 @@ impl Gathering {
         written_to.map(|member| member.files.files().room()).min().unwrap_or(u64::MAX)
     }
 
-    /// So much was written, out of what doors held back where it is `arriving`: looks at the room now and then.
-    fn written(&self, bytes: u64, arriving: bool) {
-        if self.tight.load(Ordering::Acquire) {
-            // What is written directly was never on its way.
-            if !arriving {
-                return;
-            }
-            let less = |coming: u64| Some(coming.saturating_sub(bytes));
-            let _ = self.coming.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
-        } else if self.since.fetch_add(bytes, Ordering::AcqRel) + bytes >= STEP {
+    /// So much was written: looks at the room now and then.
+    fn written(self: &Arc<Self>, bytes: u64) {
+        if !self.is_tight() && self.since.fetch_add(bytes, Ordering::AcqRel) + bytes >= STEP {
             self.since.store(0, Ordering::Release);
             self.look();
         }
     }
 
-    /// Calls for announcements where there is too little room. Takes no lock that a write could hold.
-    fn look(&self) -> bool {
+    fn is_tight(&self) -> bool {
+        self.tight.load(Ordering::Acquire)
+    }
+
+    /// Calls for announcements where there is too little room, or an owner's room has to be looked at. Takes no lock that a write could hold.
+    fn look(self: &Arc<Self>) -> bool {
         let members = self.members();
         let held = Self::held(&members);
-        if self.tight.load(Ordering::Acquire) || Self::room(&members) >= held.saturating_add(BESIDE) {
-            return !self.tight.load(Ordering::Acquire);
+        let of_owners = members.iter().any(|member| member.open.load(Ordering::Acquire) > 0 && member.tree().has_owner_quotas());
+        if self.is_tight() || !of_owners && Self::room(&members) >= held.saturating_add(BESIDE) {
+            return !self.is_tight();
         }
-        self.coming.store(held, Ordering::Release);
+        self.recalled.store(held, Ordering::Release);
         // From here on nobody is told any more that writes need no announcement.
         self.tight.store(true, Ordering::Release);
         for member in &members {
-            if let Some(door) = member.door.get() {
-                door.recall();
-            }
+            member.recall();
         }
+        self.settle_soon(Duration::ZERO);
         false
     }
 
@@ -177,18 +226,58 @@ impl Gathering {
         }
         let Some(_one) = self.announcing.try_lock() else { return false };
         self.tight.store(false, Ordering::Release);
+        self.recalled.store(0, Ordering::Release);
+        members.iter().for_each(|member| member.end_promises(Promises::end));
         true
     }
 
-    /// Has everything passed on that any door holds back.
+    /// Has everything passed on that any door holds back. By whom the lock of announcements is held.
     fn settle(&self) -> Result<()> {
+        let begun = Instant::now();
         for member in self.members() {
             if let Some(door) = member.door.get().filter(|_| member.open.load(Ordering::Acquire) > 0) {
+                // Answers that crossed the recall may have been taken for true after it.
+                door.recall();
                 door.settle()?;
             }
         }
-        self.coming.store(0, Ordering::Release);
+        self.recalled.store(0, Ordering::Release);
+        self.members().iter().for_each(|member| member.end_promises(|promises| promises.end_old(begun)));
         Ok(())
+    }
+
+    /// The same in a thread of its own after a while, for whom a settling would have to wait.
+    fn settle_soon(self: &Arc<Self>, after: Duration) {
+        if self.settling.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let all = Arc::downgrade(self);
+        let settle = move || {
+            std::thread::sleep(after);
+            let Some(all) = all.upgrade() else { return };
+            let _one = all.announcing.lock();
+            all.settling.store(false, Ordering::Release);
+            if let Err(error) = all.settle() {
+                tracing::debug!(%error, "what is held back is not passed on now");
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("nacre-settle".to_owned()).spawn(settle) {
+            // An announcement that finds no room settles as well.
+            self.settling.store(false, Ordering::Release);
+            tracing::debug!(%error, "no thread to have passed on what is held back");
+        }
+    }
+
+    /// Whether anything that was accepted may be on its way.
+    fn expects_any(&self) -> bool {
+        let promises = || self.members().iter().any(|member| member.promises.load(Ordering::Acquire) > 0);
+        self.recalled.load(Ordering::Acquire) > 0 || promises()
+    }
+
+    /// Takes of what may have been held back at the recall, at most so much.
+    fn take_recalled(&self, most: u64) -> u64 {
+        let less = |recalled: u64| (recalled > 0).then(|| recalled.saturating_sub(most));
+        self.recalled.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).map_or(0, |before| before.min(most))
     }
 }
 
@@ -204,7 +293,7 @@ impl Member {
 
     /// So much was written to the dataset, by whatever way.
     pub(super) fn written(&self, bytes: usize) {
-        self.all.written(bytes as u64, nacre_vfs::is_arriving());
+        self.all.written(bytes as u64);
     }
 
     fn held(&self) -> u64 {
@@ -216,6 +305,59 @@ impl Member {
 
     fn tree(&self) -> &Tree {
         self.files.files()
+    }
+
+    fn recall(&self) {
+        if let Some(door) = self.door.get() {
+            door.recall();
+        }
+    }
+
+    /// What may arrive of a file; of what was accepted, at most `length` bytes are taken to arrive now.
+    fn stand(&self, number: u64, length: u64) -> Standing {
+        let bytes = match self.promised.lock().get_mut(&number) {
+            None => return Standing::Stores,
+            Some(_) if !self.all.is_tight() => return Standing::Free,
+            Some(file) => file.bytes.take(length),
+        };
+        self.withdraw(bytes);
+        let rest = length - bytes;
+        // What there is room for is not taken out of what cannot be asked for.
+        let short = rest > 0 && self.tree().room() < need(rest).saturating_add(BESIDE);
+        Standing::Promised(bytes + if short { self.all.take_recalled(rest) } else { 0 })
+    }
+
+    /// So much of what was promised is over, and was taken out of the table.
+    fn withdraw(&self, bytes: u64) {
+        self.promises.fetch_sub(bytes, Ordering::AcqRel);
+        self.tree().withdraw(bytes);
+    }
+
+    /// Ends promises: those that `end` takes out.
+    fn end_promises(&self, mut end: impl FnMut(&mut Promises) -> u64) {
+        let bytes = self.promised.lock().values_mut().map(|file| end(&mut file.bytes)).fold(0, u64::saturating_add);
+        self.withdraw(bytes);
+    }
+
+    /// Pages of a file arrive.
+    pub(super) fn arrive(&self, placed: &Placed, offset: u64, data: &[u8]) -> std::result::Result<WriteOutcome, FileError> {
+        let (tree, inode, timed) = (placed.volume.files.files(), &placed.inode, nacre_vfs::is_timed());
+        match self.stand(inode.number(), data.len() as u64) {
+            Standing::Free => tree.write_held(inode, Some(offset), data, timed),
+            Standing::Stores | Standing::Promised(0) => match tree.write_stored(inode, offset, data, timed) {
+                // Many pages come at once, each promised what its record needs at worst: a commit shows what they really need, to one after the other.
+                Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)) => {
+                    let _one = self.all.storing.lock();
+                    tree.write_stored(inode, offset, data, timed)
+                }
+                other => other,
+            },
+            // What comes behind is another one's turn.
+            Standing::Promised(bytes) => {
+                let accepted = usize::try_from(bytes).ok().and_then(|bytes| data.get(..bytes)).unwrap_or(data);
+                tree.write_held(inode, Some(offset), accepted, timed)
+            }
+        }
     }
 
     /// Stops writes that are not collected yet.
@@ -251,20 +393,34 @@ impl Member {
         if bytes == 0 {
             return Ok(());
         }
-        let need = bytes.saturating_add((bytes / NAMING_PART).max(NAMING_LEAST));
+        let need = need(bytes);
         let row = placed.files()?.attributes(&placed.inode).map_err(errno)?;
-        let admitted = || {
-            let coming = self.all.coming.load(Ordering::Acquire);
-            self.tree().would_admit(row.uid, row.gid, need.saturating_add(coming)).map_err(errno)
+        let owner = (row.uid, row.gid);
+        let (recalled, promises) = (&self.all.recalled, &self.promises);
+        let promise = || {
+            let expected = (recalled.load(Ordering::Acquire), promises.load(Ordering::Acquire));
+            self.tree().promise(owner, need, expected).map_err(errno)
         };
         let _one = self.all.announcing.lock();
-        let mut outcome = admitted();
-        if matches!(outcome, Err(Errno::ENOSPC | Errno::EDQUOT)) && self.all.coming.load(Ordering::Acquire) > 0 {
+        let mut outcome = promise();
+        for grace in [Duration::ZERO, GRACE] {
+            if !matches!(outcome, Err(Errno::ENOSPC | Errno::EDQUOT)) || !self.all.expects_any() {
+                break;
+            }
+            // Nobody is let in meanwhile: in the end all that was accepted has arrived.
+            std::thread::sleep(grace);
             self.all.settle()?;
-            outcome = admitted();
+            outcome = promise();
         }
         outcome?;
-        self.all.coming.fetch_add(need, Ordering::AcqRel);
+        promises.fetch_add(need, Ordering::AcqRel);
+        let noted = self.promised.lock().get_mut(&placed.inode.number()).map(|file| file.bytes.add(Instant::now(), need));
+        if noted.is_none() {
+            self.withdraw(need);
+        }
+        if promises.load(Ordering::Acquire) > PROMISED_MUCH.max(self.tree().room() / PROMISED_PART) {
+            self.all.settle_soon(GRACE);
+        }
         Ok(())
     }
 }
@@ -296,6 +452,7 @@ impl Collected for Lease {
         self.member.open.fetch_add(1, Ordering::AcqRel);
         let allowed = self.member.all.look();
         if allowed {
+            self.member.promised.lock().entry(self.placed.inode.number()).or_default().open += 1;
             self.collected.store(true, Ordering::Release);
         } else {
             self.member.open.fetch_sub(1, Ordering::AcqRel);
@@ -322,8 +479,22 @@ impl Collected for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if *self.collected.get_mut() {
-            self.member.open.fetch_sub(1, Ordering::AcqRel);
+        if !*self.collected.get_mut() {
+            return;
+        }
+        self.member.open.fetch_sub(1, Ordering::AcqRel);
+        // What it held back has arrived.
+        let number = self.placed.inode.number();
+        let gone = {
+            let mut promised = self.member.promised.lock();
+            let last = promised.get_mut(&number).is_some_and(|file| {
+                file.open = file.open.saturating_sub(1);
+                file.open == 0
+            });
+            if last { promised.remove(&number) } else { None }
+        };
+        if let Some(mut file) = gone {
+            self.member.withdraw(file.bytes.end());
         }
     }
 }

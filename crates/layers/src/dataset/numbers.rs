@@ -101,6 +101,11 @@ impl Numbered for Numbers {
         if volume::split(number).0 == 0 { self.head.generation() } else { 0 }
     }
 
+    fn folds(&self, _directory: &Node) -> bool {
+        // Snapshots have what the file system has.
+        !self.head.files.files().folding().is_exact()
+    }
+
     fn forgotten(&self, number: u64) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;

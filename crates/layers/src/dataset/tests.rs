@@ -158,6 +158,17 @@ impl nacre_vfs::Collector for Door {
     }
 }
 
+/// Content that does not pack.
+fn noise() -> Vec<u8> {
+    let mut noise = 1_u64;
+    let mut block = Vec::new();
+    while block.len() < 1 << 20 {
+        noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        block.extend_from_slice(&noise.to_le_bytes());
+    }
+    block
+}
+
 #[test]
 fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let device = Arc::new(Simulator::new("disk", 256 << 20));
@@ -174,24 +185,20 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
     let permission = file.collected().unwrap();
     assert!(permission.begin() && permission.unannounced());
     assert_eq!(file.read(&mut [0], 0), Ok(0));
-    let mut noise = 1_u64;
-    let mut block = Vec::new();
-    while block.len() < 1 << 20 {
-        noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        block.extend_from_slice(&noise.to_le_bytes());
-    }
+    let block = noise();
     let mut at = 0;
     while permission.unannounced() {
         assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()), "at {at}");
         at += block.len() as u64;
         assert!(at < 256 << 20, "more than there is");
     }
-    assert_eq!(door.recalls.load(Ordering::Relaxed), 1);
+    assert!(door.recalls.load(Ordering::Relaxed) > 0);
     // There is room for something still; for all the rest of it there is not, and nobody says so before all has arrived.
     assert_eq!(permission.announce(Some(1000)), Ok(()));
     assert_eq!(permission.announce(Some(256 << 20)), Err(nacre_vfs::Errno::ENOSPC));
     assert!(door.settled.load(Ordering::Relaxed) > 0);
-    // No further file is collected, and its writes are refused one by one; what arrives is not.
+    // No further file is collected, and its writes are refused one by one; what was announced is not when it arrives.
+    assert_eq!(permission.announce(Some(block.len() as u64)), Ok(()));
     let other = create("other");
     assert!(!other.collected().unwrap().begin());
     let mut taken = 0;
@@ -199,7 +206,63 @@ fn writes_are_announced_when_room_is_short_and_what_arrives_is_let_in() {
         taken += block.len() as u64;
     }
     assert_eq!(other.write(&block, taken), Err(nacre_vfs::Errno::ENOSPC));
+    // Stores to a mapping of another file do not get what was promised to this one.
+    assert_eq!(nacre_vfs::arriving(|| other.write(&block, taken)), Err(nacre_vfs::Errno::ENOSPC));
     assert_eq!(nacre_vfs::arriving(|| file.write(&block, at)), Ok(block.len()));
+    // Beyond that only stores can arrive.
+    let mut stored = 0;
+    while let Ok(some) = nacre_vfs::arriving(|| file.write(&block, at + block.len() as u64)) {
+        stored += some;
+        assert!(stored < 1 << 20, "more than what was promised for naming");
+    }
+}
+
+#[test]
+fn stores_to_mappings_are_within_quotas_and_the_room() {
+    use nacre_pool::engine::{Edit, NewDataset, Setting};
+    let device = Arc::new(Simulator::new("disk", 256 << 20));
+    let pool = create(&device);
+    let top = pool.find("tank").unwrap().unwrap();
+    let new = |name: &str, property: &str, value: &str| {
+        let properties = vec![(property.to_owned(), value.to_owned())];
+        pool.create_dataset(&NewDataset { parent: top, name: name.to_owned(), properties }).unwrap()
+    };
+    let block = noise();
+    // Whether files may be collected or not: nothing of these is.
+    let store = |id: u64, most: u64| {
+        let layer = Dataset::open(&pool, id).unwrap();
+        let root = layer.root().unwrap().node;
+        let file = layer.create(&Caller::ROOT, &root, Name::new(b"f").unwrap(), 0o600, OpenFlags::READ_WRITE).unwrap().1;
+        let mut at = 0;
+        let refused = loop {
+            match nacre_vfs::arriving(|| file.write(&block[..256 << 10], at)) {
+                Ok(stored) => at += stored as u64,
+                Err(error) => break error,
+            }
+            assert!(at <= most, "{at} beyond {most}");
+        };
+        pool.commit().unwrap();
+        (at, refused, layer, file)
+    };
+    for (name, property, value) in [("a", "quota", "4M"), ("b", "refquota", "4M"), ("c", "userquota@0", "4M")] {
+        let id = new(name, property, value);
+        let (stored, refused, _layer, file) = store(id, 4 << 20);
+        assert_eq!(refused, nacre_vfs::Errno::EDQUOT, "{property}");
+        assert!(stored > 3 << 20, "{property}: {stored}");
+        assert!(pool.space(id).unwrap().1.referenced <= (4 << 20) + (64 << 10), "{property}");
+        // With a larger one it goes on.
+        pool.set_properties(&[Edit { dataset: id, name: property.to_owned(), to: Setting::Local("16M".to_owned()) }]).unwrap();
+        assert_eq!(nacre_vfs::arriving(|| file.write(&block, stored)), Ok(block.len()), "{property}");
+    }
+    let free = pool.room(top).unwrap();
+    let (stored, refused, layer, _file) = store(top, free);
+    assert_eq!(refused, nacre_vfs::Errno::ENOSPC);
+    assert!(stored > free / 4 * 3, "{stored} of {free}");
+    assert!(pool.suspended().is_none());
+    // Who removes finds room.
+    let root = layer.root().unwrap().node;
+    layer.unlink(&Caller::ROOT, &root, Name::new(b"f").unwrap()).unwrap();
+    pool.commit().unwrap();
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Between the engine's words and the contract's: types, times, attributes, errors. One table for error numbers.
 
 use nacre_pool::PoolError;
-use nacre_pool::files::{AttributeChange, FileError, TimeChange};
+use nacre_pool::files::{AttributeChange, ChangedTime, FileError, TimeChange};
 use nacre_pool::rows::{FileType, Inode as Row, Timestamp};
-use nacre_vfs::{Attr, Errno, FileId, Kind, SetAttr, SetTime, Time};
+use nacre_vfs::{Attr, ChangeTime, Errno, FileId, Kind, SetAttr, SetTime, Time};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +49,7 @@ pub(super) fn errno(error: FileError) -> Errno {
         FileError::Invalid => Errno::EINVAL,
         FileError::NotPermitted => Errno::EPERM,
         FileError::NameTooLong => Errno::ENAMETOOLONG,
+        FileError::NotUtf8 => Errno::EILSEQ,
         FileError::TooManyLinks => Errno::EMLINK,
         FileError::TooLarge => Errno::EFBIG,
         FileError::NoData => Errno::ENODATA,
@@ -121,9 +122,10 @@ pub(super) fn attr(fs: u64, number: u64, row: &Row) -> Attr {
 
 /// A change of attributes in the engine's words.
 pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
+    let stamp = |time: Time| Timestamp { seconds: time.sec, nanoseconds: time.nsec.min(999_999_999) };
     let time = |time: SetTime| match time {
         SetTime::Now => TimeChange::Now,
-        SetTime::To(time) => TimeChange::To(Timestamp { seconds: time.sec, nanoseconds: time.nsec.min(999_999_999) }),
+        SetTime::To(time) => TimeChange::To(stamp(time)),
     };
     AttributeChange {
         permissions: change.mode.map(|mode| (mode & 0o7777) as u16),
@@ -133,6 +135,11 @@ pub(super) fn change_of(change: &SetAttr) -> AttributeChange {
         only_longer: false,
         accessed: change.atime.map(time),
         modified: change.mtime.map(time),
+        changed: match change.ctime {
+            ChangeTime::Now => ChangedTime::Now,
+            ChangeTime::To(time) => ChangedTime::To(stamp(time)),
+            ChangeTime::Stays => ChangedTime::Stays,
+        },
         kill_privileges: change.kill_privileges,
         flags: None,
     }

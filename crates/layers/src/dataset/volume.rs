@@ -5,6 +5,7 @@
 
 use super::file::LockTable;
 use super::translate::errno;
+use crate::ends::Ends;
 use arc_swap::ArcSwap;
 use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
@@ -53,6 +54,8 @@ pub(super) struct Volume {
     pub(super) snapshot: Option<(String, Txg)>,
     tree: u64,
     pub(super) locks: LockTable,
+    /// Where the listings of its directories end.
+    pub(super) ends: Ends,
     /// Open files.
     pub(super) open: AtomicUsize,
     /// One of [`LIVE`], [`PAUSED`], [`ENDED`].
@@ -71,10 +74,12 @@ const ENDED: u8 = 2;
 impl Volume {
     /// The dataset as it is, or a snapshot whose tree has this number.
     pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> Volume {
+        let ends = Ends::new(files.files().next_sequence());
         Volume {
             files,
             snapshot,
             tree,
+            ends,
             locks: LockTable::default(),
             open: AtomicUsize::new(0),
             state: AtomicU8::new(LIVE),

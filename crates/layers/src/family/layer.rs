@@ -59,6 +59,10 @@ impl Layer for Family {
         // Nodes are the files themselves: there is nothing to learn.
     }
 
+    fn hold(&self, _directory: &Node, _gone: bool) {
+        // They need no names either.
+    }
+
     fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
         let kin = kin(node)?;
         kin.member.layer.getattr(caller, &kin.node, file).map(|attr| self.attr(&kin.member, attr))

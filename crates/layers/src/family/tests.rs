@@ -98,7 +98,7 @@ fn one_lies_below_another() {
     world.write("a/hidden", b"below");
     let id = world.graft("a", &covered);
     let told = world.changes.try_recv().unwrap();
-    assert_eq!(told, Invalidation::Entry { parent: world.family.root().unwrap().attr.id, name: (*b"a").into() });
+    assert_eq!(told, Invalidation::Forget { parent: world.family.root().unwrap().attr.id, name: (*b"a").into() });
     assert_eq!(world.read("a/hidden"), Err(Errno::ENOENT));
     let made = world.write("a/f", b"mine");
     assert_eq!(world.read("a/f").unwrap(), b"mine");
@@ -188,7 +188,7 @@ fn what_is_taken_out_is_gone() {
     assert!(ranges.iter().any(|(from, to)| (*from..=*to).contains(&made.id.ino)));
     world.changes.try_iter().for_each(drop);
     world.family.take_out(id);
-    assert!(matches!(world.changes.try_recv(), Ok(Invalidation::Entry { name, .. }) if *name == *b"a"));
+    assert!(matches!(world.changes.try_recv(), Ok(Invalidation::Forget { name, .. }) if *name == *b"a"));
     assert_eq!(open.read(&mut [0; 1], 0), Err(Errno::ESTALE));
     assert!(matches!(world.family.getattr(&WHO, &top.node, None), Err(Errno::ESTALE)));
     assert_eq!(world.find("a").unwrap().attr.id.ino, covered.attr.id.ino);

@@ -27,14 +27,18 @@ impl Shared {
     fn apply(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, change: &SetAttr) -> Result<Attr> {
         if change.uid.is_some() || change.gid.is_some() {
             let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
-            rustix::fs::chownat(target, "", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;
+            // The kernel takes set-id bits away at that, but for a set-group-id bit without the right to run the file, which means something else (chown(2)):
+            // there it asks for our groups, and we are in none of the caller's.
+            let give = || rustix::fs::chownat(target, "", uid, gid, AtFlags::EMPTY_PATH).map_err(errno);
+            credentials::with_set_id_kept(give)??;
         }
         if let Some(mode) = change.mode {
             change_mode(target, mode)?;
+            file.inspect(|file| file.mode_given(mode));
         }
         // A device that is shown as a file has no length to change.
         if let Some(size) = change.size.filter(|_| node.kind() == Kind::File) {
-            self.truncate(node, target, file, size, change.kill_privileges)?;
+            self.truncate(node, target, file, size)?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let times = Timestamps { last_access: timespec(change.atime), last_modification: timespec(change.mtime) };
@@ -46,7 +50,7 @@ impl Shared {
         self.attr_of(node, target)
     }
 
-    fn truncate(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, size: u64, kill: bool) -> Result<()> {
+    fn truncate(&self, node: &Arc<HostNode>, target: BorrowedFd<'_>, file: Option<&HostFile>, size: u64) -> Result<()> {
         let opened;
         let writable = match file.filter(|file| file.writes()) {
             Some(file) => file.fd(),
@@ -58,8 +62,7 @@ impl Shared {
                 opened.as_fd()
             }
         };
-        let cut = || rustix::fs::ftruncate(writable, size).map_err(errno);
-        if !kill && u32::from(stat::of_file(target)?.stx_mode) & 0o6000 != 0 { credentials::with_set_id_kept(cut)? } else { cut() }
+        super::open::cut(writable, size)
     }
 }
 
@@ -77,7 +80,7 @@ fn drop_privileges(target: BorrowedFd<'_>, mode_set: Option<u32>) -> Result<()> 
         if mode & 0o2010 == 0o2010 {
             lost |= 0o2000;
         }
-        if lost != 0 && mode & 0o170_000 == Kind::File.mode() {
+        if lost != 0 && mode & 0o170_000 != Kind::Directory.mode() {
             change_mode(target, mode & 0o7777 & !lost)?;
         }
     }

@@ -65,7 +65,7 @@ impl Shared {
         }
         let entry = self.entry(&parent, held.fd(), name.bytes(), &found)?;
         let node = entry.node.arc::<HostNode>().ok_or(Errno::EIO)?;
-        let file = self.opened(&node, descriptor, flags);
+        let file = self.opened(&node, descriptor, flags, self.lower_flags(flags));
         Ok((entry, file))
     }
 
@@ -79,7 +79,7 @@ impl Shared {
         let found = Found::plain(stat::of_file(descriptor.as_fd())?);
         let node = Arc::new(HostNode::new(found.id, found.device, Kind::File, false, None));
         let entry = Entry { node: Node::new(Arc::clone(&node)), attr: stat::attr(&found.statx, found.id)? };
-        let file = self.opened(&node, descriptor, flags);
+        let file = self.opened(&node, descriptor, flags, self.lower_flags(flags));
         Ok((entry, file))
     }
 

@@ -2,13 +2,15 @@
 //!
 //! Called by every operation on a name. Invariants: a descriptor that is handed out belongs to the directory that was asked for (its
 //! identity is checked after opening); no link is followed on the way but where links are shown as their targets; at most `budget`
-//! descriptors are kept besides those in use at the moment.
+//! descriptors are kept besides those in use at the moment, half of them of directories that have lost their names; where the sources of
+//! the process hold more than a quarter of `room` together, or files and directories more than `room`, whoever wants one more gives up its own.
 
 use super::{
     mounts::Mounts,
     node::{HostNode, Place},
     stat,
 };
+use nacre_sys::descriptors::{self, Counted};
 use nacre_vfs::{Errno, FileId, Kind, Result};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, Statx};
@@ -31,9 +33,15 @@ const DEPTH_MAX: usize = 1 << 17;
 pub(super) struct Held {
     descriptor: OwnedFd,
     count: Arc<AtomicUsize>,
+    _counted: Counted,
 }
 
 impl Held {
+    fn new(descriptor: OwnedFd, count: &Arc<AtomicUsize>) -> Arc<Held> {
+        count.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Held { descriptor, count: Arc::clone(count), _counted: descriptors::DIRECTORIES.one() })
+    }
+
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
@@ -52,21 +60,24 @@ pub(super) struct Directories {
     /// Directories with a descriptor, in the order of the next round of eviction (a clock).
     clock: Mutex<VecDeque<Weak<HostNode>>>,
     count: Arc<AtomicUsize>,
+    /// One owner more for each directory that is kept without a name.
+    nameless: Arc<()>,
     budget: usize,
+    room: usize,
 }
 
 impl Directories {
     /// `root`, of which `statx` tells, stays open for good.
-    pub(super) fn new(root: OwnedFd, statx: &Statx, budget: usize) -> Directories {
-        let count = Arc::new(AtomicUsize::new(1));
-        let root = Arc::new(Held { descriptor: root, count: Arc::clone(&count) });
-        Directories { root, mounts: Mounts::new(statx), clock: Mutex::default(), count, budget: budget.max(4) }
+    pub(super) fn new(root: OwnedFd, statx: &Statx, (budget, room): (usize, usize)) -> Directories {
+        let count = Arc::default();
+        let (root, mounts) = (Held::new(root, &count), Mounts::new(statx));
+        Directories { root, mounts, clock: Mutex::default(), count, nameless: Arc::default(), budget: budget.max(4), room }
     }
 
-    /// A quarter of the descriptors that the process may have.
-    pub(super) fn default_budget() -> usize {
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        limit.map_or(BUDGET_MAX, |limit| usize::try_from(limit / 4).unwrap_or(BUDGET_MAX)).min(BUDGET_MAX)
+    /// A quarter of what the process may hold for long, and all of that.
+    pub(super) fn default_budget() -> (usize, usize) {
+        let room = descriptors::room();
+        ((room / 4).min(BUDGET_MAX), room)
     }
 
     /// The root directory.
@@ -135,8 +146,7 @@ impl Directories {
         if self.identity(parent.fd(), name, node, descriptor.as_fd())? != node.id() {
             return Err(Errno::ESTALE);
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let (held, kept) = node.keep_descriptor(Arc::new(Held { descriptor, count: Arc::clone(&self.count) }));
+        let (held, kept) = node.keep_descriptor(Held::new(descriptor, &self.count));
         if kept {
             self.admit(node);
         }
@@ -151,9 +161,21 @@ impl Directories {
 
     /// Keeps the descriptor of a directory that no name leads to for as long as the node lives.
     pub(super) fn pin(&self, node: &Arc<HostNode>, descriptor: OwnedFd) {
-        self.count.fetch_add(1, Ordering::Relaxed);
         // Never entered into the rounds, so never evicted.
-        node.keep_descriptor(Arc::new(Held { descriptor, count: Arc::clone(&self.count) }));
+        node.keep_descriptor(Held::new(descriptor, &self.count));
+    }
+
+    /// The same for one that has a descriptor, and has just lost its name. Half of the budget at most goes to such directories.
+    pub(super) fn keep_for_good(&self, node: &Arc<HostNode>) {
+        if Arc::strong_count(&self.nameless) <= self.budget / 2 {
+            node.keep_for_good(Arc::clone(&self.nameless));
+        }
+    }
+
+    /// Whether one has to go. The root and one directory more are everybody's.
+    fn is_over(&self) -> bool {
+        let own = self.count.load(Ordering::Relaxed);
+        own > self.budget || own > 2 && (descriptors::DIRECTORIES.held() > self.room / 4 || descriptors::held() > self.room)
     }
 
     /// Enters a directory into the rounds and evicts others until the budget holds.
@@ -162,7 +184,7 @@ impl Directories {
         clock.push_back(Arc::downgrade(node));
         // Each step frees one, drops a dead entry, or clears a mark; twice round clears everything.
         let mut steps = clock.len() * 2;
-        while (self.count.load(Ordering::Relaxed) > self.budget || clock.len() > 2 * self.budget) && steps > 0 {
+        while (self.is_over() || clock.len() > 2 * self.budget) && steps > 0 {
             steps -= 1;
             let Some(oldest) = clock.pop_front() else { return };
             if let Some(directory) = oldest.upgrade()

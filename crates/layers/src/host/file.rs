@@ -1,10 +1,14 @@
 //! An open file of the host.
 //!
 //! Made by [`super::open`] and [`super::create`]; lives as long as a door's file handle. Invariant: `descriptor` is the node's file,
-//! opened without `O_APPEND`: what is to be appended is written with `RWF_APPEND`, so that two who append never overwrite each other
-//! whatever offsets they were told, while everybody may still use the descriptor at offsets of their own choice.
+//! opened without `O_APPEND` where the source allows that: what is to be appended is written with `RWF_APPEND`, so that two who append never
+//! overwrite each other whatever offsets they were told, while everybody may still use the descriptor at offsets of their own choice.
 
 use super::{Shared, errno, locks::Flocks, locks::LockTables, node::HostNode, open::forward};
+use nacre_sys::{
+    credentials,
+    descriptors::{self, Counted},
+};
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, Kind, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};
 use rustix::{
     fs::{FallocateFlags, OFlags, SeekFrom},
@@ -14,13 +18,20 @@ use std::{
     any::Any,
     io::IoSlice,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
+
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
 
 /// See the file's head.
 pub(super) struct HostFile {
     node: Arc<HostNode>,
     descriptor: OwnedFd,
+    _counted: Counted,
     flags: OpenFlags,
     /// Alignment of buffers, for `O_DIRECT`.
     direct: Option<u32>,
@@ -29,6 +40,8 @@ pub(super) struct HostFile {
     flocks: Flocks,
     /// Told when a file that is open for writing is closed.
     writing: Option<Weak<Shared>>,
+    /// Whether the file may have set-id bits. Who writes decides what becomes of them ([`nacre_vfs::SetAttr::kill_privileges`]): our own thread's rights do not.
+    set_id: AtomicBool,
 }
 
 impl HostFile {
@@ -41,7 +54,21 @@ impl HostFile {
         locks: Arc<LockTables>,
         writing: Option<Weak<Shared>>,
     ) -> HostFile {
-        HostFile { node, descriptor, flags, direct, ioctl, locks, flocks: Flocks::default(), writing }
+        let set_id = flags.writes() && has_set_id(descriptor.as_fd());
+        let (flocks, set_id) = (Flocks::default(), AtomicBool::new(set_id));
+        HostFile { node, descriptor, _counted: descriptors::FILES.one(), flags, direct, ioctl, locks, flocks, writing, set_id }
+    }
+
+    /// The file has been given these permission bits.
+    pub(super) fn mode_given(&self, mode: u32) {
+        if mode & SET_ID != 0 {
+            self.set_id.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Runs a change of the content that leaves set-id bits as they are.
+    fn changing<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        if self.set_id.load(Ordering::Relaxed) { credentials::with_set_id_kept(change)? } else { change() }
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -97,6 +124,11 @@ impl HostFile {
         room.bytes().copy_from_slice(data);
         self.write_once(room.bytes(), offset).map_err(errno)
     }
+}
+
+/// Whether an open file has set-id bits.
+pub(super) fn has_set_id(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(file).is_ok_and(|stat| stat.st_mode & SET_ID != 0)
 }
 
 /// A buffer whose address is a multiple of some number.
@@ -155,11 +187,11 @@ impl OpenFile for HostFile {
     }
 
     fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
-        self.write_all(data, Some(offset))
+        self.changing(|| self.write_all(data, Some(offset)))
     }
 
     fn append(&self, data: &[u8]) -> Result<usize> {
-        self.write_all(data, None)
+        self.changing(|| self.write_all(data, None))
     }
 
     fn flush(&self, owner: LockOwner) -> Result<()> {
@@ -177,7 +209,8 @@ impl OpenFile for HostFile {
     }
 
     fn allocate(&self, mode: AllocateMode, offset: u64, length: u64) -> Result<()> {
-        rustix::fs::fallocate(&self.descriptor, FallocateFlags::from_bits_retain(mode.0), offset, length).map_err(errno)
+        let flags = FallocateFlags::from_bits_retain(mode.0);
+        self.changing(|| rustix::fs::fallocate(&self.descriptor, flags, offset, length).map_err(errno))
     }
 
     fn seek(&self, offset: u64, whence: Whence) -> Result<u64> {
@@ -198,8 +231,10 @@ impl OpenFile for HostFile {
         }
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let (mut from, mut to) = (offset, target_offset);
-        let copied = rustix::fs::copy_file_range(&self.descriptor, Some(&mut from), &target.descriptor, Some(&mut to), length);
-        copied.map(|bytes| bytes as u64).map_err(errno)
+        target.changing(|| {
+            let copied = rustix::fs::copy_file_range(&self.descriptor, Some(&mut from), &target.descriptor, Some(&mut to), length);
+            copied.map(|bytes| bytes as u64).map_err(errno)
+        })
     }
 
     fn test_lock(&self, owner: LockOwner, lock: FileLock) -> Result<FileLock> {

@@ -5,7 +5,8 @@
 //! host's own (`d_off`), which survive a restart. A file system whose positions cannot be told to others (0, or negative as a signed
 //! number) is served by counting records instead, from the beginning each time.
 //! Where the kernel has to load the inodes first, a thread goes ahead (`ahead.rs`).
-//! Invariant: a kept stream is used by one call at a time (it is taken out of the table meanwhile).
+//! Invariants: a kept stream is used by one call at a time (it is taken out of the table meanwhile); no listing goes on with a buffer that was
+//! read before it began, which may hold names that were removed since: another listing may have left one at the very position.
 
 use super::{
     Shared,
@@ -14,7 +15,10 @@ use super::{
     locate::is_gone,
     node::HostNode,
 };
-use nacre_sys::directory::{self, Record};
+use nacre_sys::{
+    descriptors,
+    directory::{self, Record},
+};
 use nacre_vfs::{DirEntry, DirSink, Entry, Errno, Kind, Name, Result};
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
@@ -23,7 +27,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -31,7 +35,7 @@ use std::{
 /// Bytes read from a directory at once.
 const BUFFER: usize = 64 << 10;
 
-/// The most listings that are kept between calls.
+/// The most listings that are kept between calls; fewer where few descriptors may be held.
 const KEPT_MAX: usize = 16;
 
 /// Where an entry takes longer than this, the kernel loads inodes: measured on ext4, it takes 5 us then, and 1.6 us where it has them.
@@ -39,6 +43,9 @@ const COLD: Duration = Duration::from_nanos(2_500);
 
 /// What is left in a buffer is handed out only as long as a native listing might do so.
 const KEPT_FOR: Duration = Duration::from_secs(2);
+
+/// Directories share this many counts of beginnings. A collision costs one more opening.
+const BEGINNINGS: usize = 64;
 
 /// A listing in progress.
 struct Stream {
@@ -65,9 +72,11 @@ struct Kept {
 }
 
 /// The streams of one source.
-#[derive(Default)]
 pub(super) struct Listings {
+    most: usize,
     kept: Mutex<Vec<Kept>>,
+    /// How many listings began, by directory.
+    begun: [AtomicU64; BEGINNINGS],
     /// Devices whose positions are counted.
     counted: Mutex<HashSet<u32>>,
     ahead: Ahead,
@@ -77,22 +86,54 @@ pub(super) struct Listings {
 }
 
 impl Listings {
-    fn take(&self, node: &Arc<HostNode>, position: u64) -> Option<Stream> {
-        let (found, _stale) = {
+    pub(super) fn new() -> Listings {
+        Listings {
+            most: (descriptors::room() / 32).clamp(1, KEPT_MAX),
+            kept: Mutex::default(),
+            begun: std::array::from_fn(|_| AtomicU64::default()),
+            counted: Mutex::default(),
+            ahead: Ahead::default(),
+            #[cfg(test)]
+            always_ahead: std::sync::atomic::AtomicBool::default(),
+        }
+    }
+
+    /// How many listings of this directory (and some others) have begun.
+    fn begun(&self, node: &Arc<HostNode>) -> Option<&AtomicU64> {
+        self.begun.get(Arc::as_ptr(node).addr() / align_of::<HostNode>() % BEGINNINGS)
+    }
+
+    /// A listing begins: what others left of this directory is older.
+    fn begin(&self, node: &Arc<HostNode>) {
+        // Counted first: a stream that is in use now is either in the table below, or finds itself older when it comes back.
+        if let Some(begun) = self.begun(node) {
+            begun.fetch_add(1, Ordering::Relaxed);
+        }
+        let _older: Vec<Kept> = self.kept.lock().extract_if(.., |kept| Arc::ptr_eq(&kept.node, node)).collect();
+    }
+
+    /// The stream that was left at a position, and what `keep` wants to be told.
+    fn take(&self, node: &Arc<HostNode>, position: u64) -> (Option<Stream>, u64) {
+        let (found, begun, _stale) = {
             let mut kept = self.kept.lock();
             let stale: Vec<Kept> = kept.extract_if(.., |kept| kept.since.elapsed() > KEPT_FOR).collect();
             let at = kept.iter().position(|kept| kept.stream.position == position && Arc::ptr_eq(&kept.node, node));
-            (at.map(|at| kept.remove(at)), stale)
+            let begun = self.begun(node).map_or(0, |begun| begun.load(Ordering::Relaxed));
+            (at.map(|at| kept.remove(at)), begun, stale)
         };
-        found.map(|kept| kept.stream)
+        (found.map(|kept| kept.stream), begun)
     }
 
-    fn keep(&self, node: &Arc<HostNode>, stream: Stream) {
+    /// Leaves a stream for the next call, unless another listing has begun since `take` said `begun`.
+    fn keep(&self, node: &Arc<HostNode>, begun: u64, stream: Stream) {
         let kept = Kept { node: Arc::clone(node), since: Instant::now(), stream };
         let _oldest = {
             let mut all = self.kept.lock();
+            if self.begun(node).is_some_and(|now| now.load(Ordering::Relaxed) != begun) {
+                return;
+            }
             all.push(kept);
-            (all.len() > KEPT_MAX).then(|| all.remove(0))
+            (all.len() > self.most).then(|| all.remove(0))
         };
     }
 
@@ -201,7 +242,11 @@ fn kind(record: &Record<'_>) -> Option<Kind> {
 
 impl Shared {
     pub(super) fn readdir(&self, node: &Arc<HostNode>, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
-        let mut stream = match self.listings.take(node, from).filter(|_| from != 0) {
+        if from == 0 {
+            self.listings.begin(node);
+        }
+        let (kept, begun) = self.listings.take(node, from);
+        let mut stream = match kept.filter(|_| from != 0) {
             Some(stream) => stream,
             None => {
                 let directory = self.open_directory(node)?;
@@ -212,7 +257,7 @@ impl Shared {
         let more = self.list(node, &mut stream, attributes, sink)?;
         // At the end, one more call will come that finds it so; a listing that was empty from the start is not asked again.
         if more || stream.position != from {
-            self.listings.keep(node, stream);
+            self.listings.keep(node, begun, stream);
         }
         Ok(())
     }

@@ -137,7 +137,10 @@ impl Shared {
         match found {
             Ok((found, held)) if found.id == node.id() => {
                 let attr = stat::attr(&found.statx, found.id)?;
-                Ok(Some(self.shown(attr, || rustix::fs::openat(held.fd(), name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok())))
+                // Another file may have taken the name, even one that lets nobody go who opens it.
+                let follow = if node.is_resolved() { OFlags::empty() } else { OFlags::NOFOLLOW };
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY | follow;
+                Ok(Some(self.shown(attr, || rustix::fs::openat(held.fd(), name, flags, Mode::empty()).ok())))
             }
             Ok(_) => Ok(None),
             Err(error) if is_gone(error) => Ok(None),

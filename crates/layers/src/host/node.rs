@@ -66,6 +66,8 @@ struct Extra {
     places: Vec<Place>,
     /// A directory's descriptor, and whether it was used since the last round of eviction.
     descriptor: Option<(Arc<Held>, bool)>,
+    /// The directory has no name any more, and keeps its descriptor.
+    nameless: Option<Arc<()>>,
     /// What watches a directory.
     watch: Option<Lease>,
     /// Open files of it: the last way to a file whose names are gone.
@@ -254,11 +256,18 @@ impl HostNode {
         }
     }
 
+    /// Never gives the descriptor up again, where there is one.
+    pub(super) fn keep_for_good(&self, nameless: Arc<()>) {
+        if let Some(extra) = self.state.lock().extra.as_mut().filter(|extra| extra.descriptor.is_some()) {
+            extra.nameless = Some(nameless);
+        }
+    }
+
     /// Gives the descriptor up unless it was used since the last call. Answers whether it still has one.
     pub(super) fn evict_descriptor(&self) -> bool {
         let taken = {
             let mut state = self.state.lock();
-            let Some(extra) = state.extra.as_mut() else { return false };
+            let Some(extra) = state.extra.as_mut().filter(|extra| extra.nameless.is_none()) else { return false };
             if let Some((_, used)) = &mut extra.descriptor
                 && *used
             {

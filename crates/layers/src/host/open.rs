@@ -1,15 +1,21 @@
 //! Opening files and asking them for their flags.
 //!
 //! `O_APPEND` is not passed to the source: whoever reads and writes in our place positions its own appends; those served here go to the end
-//! of the file as the source sees it at that moment ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. `O_TRUNC` takes effect
-//! only after the identity has been checked.
+//! of the file as the source sees it at that moment ([`nacre_vfs::OpenFile::append`]), if the flag is still set then. A file that can only be
+//! appended to (`chattr +a`) is opened with it, since it is not opened for writing without. `O_TRUNC` takes effect only after the identity has
+//! been checked.
 
-use super::{Shared, errno, file::HostFile, node::HostNode};
-use nacre_sys::{inode::proc_path, ioctls};
+use super::{
+    Shared, errno,
+    file::{HostFile, has_set_id},
+    node::HostNode,
+    stat,
+};
+use nacre_sys::{credentials, inode::proc_path, ioctls};
 use nacre_vfs::{Errno, Ioctl, Kind, OpenFlags, Opened, Result};
 use rustix::fs::{Mode, OFlags};
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -36,15 +42,24 @@ impl Shared {
         if flags.truncates() && !flags.writes() {
             lower = (lower - OFlags::RWMODE) | OFlags::RDWR;
         }
-        let descriptor = match self.open_source(node, lower) {
-            Err(Errno::EPERM) if lower.contains(OFlags::NOATIME) => self.open_source(node, lower - OFlags::NOATIME),
-            other => other,
-        }?;
+        if self.options.noatime && flags.reads() {
+            lower |= OFlags::NOATIME;
+        }
+        let mut opened = self.open_source(node, lower);
+        if lower.contains(OFlags::NOATIME) && matches!(opened, Err(Errno::EPERM)) {
+            lower -= OFlags::NOATIME;
+            opened = self.open_source(node, lower);
+        }
+        if flags.appends() && matches!(opened, Err(Errno::EPERM)) {
+            lower |= OFlags::APPEND;
+            opened = self.open_source(node, lower);
+        }
+        let descriptor = opened?;
         // A device that is shown as a file has no length to change; natively the flag is ignored for it.
         if flags.truncates() && node.kind() == Kind::File {
-            rustix::fs::ftruncate(&descriptor, 0).map_err(errno)?;
+            cut(descriptor.as_fd(), 0)?;
         }
-        Ok(self.opened(node, descriptor, flags))
+        Ok(self.opened(node, descriptor, flags, lower))
     }
 
     fn open_source(&self, node: &Arc<HostNode>, lower: OFlags) -> Result<OwnedFd> {
@@ -59,18 +74,28 @@ impl Shared {
         }
     }
 
-    /// An open file, remembered by its node.
-    pub(super) fn opened(self: &Arc<Shared>, node: &Arc<HostNode>, descriptor: OwnedFd, flags: OpenFlags) -> Opened {
-        let direct = if self.lower_flags(flags).contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
+    /// An open file, remembered by its node. The source was opened with `lower`.
+    pub(super) fn opened(self: &Arc<Shared>, node: &Arc<HostNode>, descriptor: OwnedFd, flags: OpenFlags, lower: OFlags) -> Opened {
+        let direct = if lower.contains(OFlags::DIRECT) { self.options.forward_odirect } else { None };
         // One without a name is still to get one, through this very descriptor.
         let named = node.place().is_some();
-        let descriptor =
-            if flags.writes() && named { self.watch.unreported(node, descriptor, self.lower_flags(flags)) } else { descriptor };
+        let before = descriptor.as_raw_fd();
+        let mut descriptor = if flags.writes() && named { self.watch.unreported(node, descriptor, lower) } else { descriptor };
+        if self.options.noatime && flags.reads() && named && descriptor.as_raw_fd() == before && !node.is_resolved() {
+            descriptor = self.quiet.open(node.device(), descriptor, lower, || self.directory_beside(node));
+        }
         let writing = (flags.writes() && self.watch.writing(node)).then(|| Arc::downgrade(self));
         let file =
             Arc::new(HostFile::new(Arc::clone(node), descriptor, flags, direct, self.options.ioctl, Arc::clone(&self.locks), writing));
         node.opened(&file);
         file
+    }
+
+    /// The directory that a file is in, if it is of the same file system.
+    fn directory_beside(&self, node: &Arc<HostNode>) -> Option<OwnedFd> {
+        let directory = self.open_directory(&node.place()?.parent).ok()?;
+        let device = stat::device(&stat::of_file(directory.as_fd()).ok()?);
+        (device == node.device()).then_some(directory)
     }
 
     pub(super) fn ioctl(&self, node: &Arc<HostNode>, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
@@ -83,6 +108,12 @@ impl Shared {
             _ => Err(Errno::ENOTTY),
         }
     }
+}
+
+/// Changes the length of a file, and leaves its set-id bits as they are.
+pub(super) fn cut(file: BorrowedFd<'_>, size: u64) -> Result<()> {
+    let cut = || rustix::fs::ftruncate(file, size).map_err(errno);
+    if has_set_id(file) { credentials::with_set_id_kept(cut)? } else { cut() }
 }
 
 /// Opens the file behind a descriptor once more, with its own position and locks.

@@ -8,6 +8,7 @@ mod identity;
 mod links;
 mod listings;
 mod parity;
+mod resting;
 mod watching;
 
 use super::{Directories, Host, HostNode, HostOptions};
@@ -41,7 +42,7 @@ fn name(bytes: &[u8]) -> Name<'_> {
 
 impl Door {
     fn new() -> Door {
-        Door::with(|_| {}, Directories::default_budget())
+        Door::with(|_| {}, Directories::default_budget().0)
     }
 
     fn with(change: impl FnOnce(&mut HostOptions), budget: usize) -> Door {
@@ -49,7 +50,7 @@ impl Door {
         let mut options = HostOptions::new(source.path());
         options.coherence = HostCoherence::Revalidate;
         change(&mut options);
-        let host = Host::with_budget(options, budget).unwrap();
+        let host = Host::with_budget(options, (budget, usize::MAX)).unwrap();
         Door { host, nodes: Mutex::default(), source }
     }
 

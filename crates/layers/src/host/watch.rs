@@ -3,6 +3,7 @@
 //! Asked by every look-up and listing before it reads ([`Watch::before_names`], [`Watch::cover`]) and by the door ([`Shared::coherence`]);
 //! a thread sleeps in the kernel until something happens and sends [`Invalidation`]s. How each file system below is watched:
 //! * one mark for all of it (fanotify), where we may: it tells who changed what, so that our own changes cost nothing (`watch/marks.rs`);
+//!   while nobody asks, marks on what the door knows instead (`watch/resting.rs`);
 //! * else each directory that was looked into (inotify); no watch left means no promise for that directory;
 //! * not at all where changes come from elsewhere unnoticed (network and pseudo file systems).
 //!
@@ -17,6 +18,7 @@ mod event_loop;
 mod inotify;
 mod marks;
 mod own_mounts;
+mod resting;
 
 use super::{
     Shared, hosted,
@@ -114,6 +116,7 @@ enum Method {
 /// What is known of the watching of one source.
 pub(super) struct Watch {
     root_device: u32,
+    vigil: resting::Vigil,
     running: OnceLock<Running>,
 }
 
@@ -239,7 +242,7 @@ fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
 
 impl Watch {
     pub(super) fn new(root_device: u32) -> Watch {
-        Watch { root_device, running: OnceLock::new() }
+        Watch { root_device, vigil: resting::Vigil::default(), running: OnceLock::new() }
     }
 
     /// How the source itself is watched, for people.
@@ -434,7 +437,7 @@ fn try_start(shared: &Arc<Shared>, marks: Option<Arc<Marks>>, channel: Sender<In
         root_method: Method::Unseen,
         others: RwLock::default(),
         mounts: Mutex::default(),
-        own_mounts: OwnMounts::default(),
+        own_mounts: OwnMounts::new(shared.options.noatime),
         writers: Mutex::default(),
         failed: AtomicBool::new(false),
     };

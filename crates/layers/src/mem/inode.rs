@@ -4,6 +4,7 @@
 //! node or an open file refers to it.
 
 use super::content::Content;
+use crate::ends::Ends;
 use crate::locks::Locks;
 use crate::remap::acl;
 use nacre_vfs::{Attr, Errno, FileId, Kind, Result, SetAttr, SetTime, Time};
@@ -53,18 +54,20 @@ pub(super) enum What {
     Special,
 }
 
-/// The names of a directory. A position in a listing is the number that a name got when it was made: it never means another name.
+/// The names of a directory. A position in a listing says the number that a name got when it was made: it never means another name.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) parent: Weak<Inode>,
     names: BTreeMap<Vec<u8>, (u64, Arc<Inode>)>,
     order: BTreeMap<u64, Vec<u8>>,
     last: u64,
+    /// Where listings end.
+    ends: Ends,
 }
 
 impl Directory {
     pub(super) fn new(parent: Weak<Inode>) -> Directory {
-        Directory { parent, names: BTreeMap::new(), order: BTreeMap::new(), last: 0 }
+        Directory { parent, names: BTreeMap::new(), order: BTreeMap::new(), last: 0, ends: Ends::new(u64::MAX) }
     }
 
     pub(super) fn get(&self, name: &[u8]) -> Option<Arc<Inode>> {
@@ -85,6 +88,20 @@ impl Directory {
         Some(inode)
     }
 
+    /// The place of a name among the others.
+    pub(super) fn place(&self, name: &[u8]) -> Option<u64> {
+        self.names.get(name).map(|(place, _)| *place)
+    }
+
+    /// Moves a name to a place that nobody has any more.
+    pub(super) fn move_to(&mut self, name: &[u8], place: u64) {
+        if let Some((now, _)) = self.names.get_mut(name) {
+            self.order.remove(now);
+            *now = place;
+            self.order.insert(place, name.to_vec());
+        }
+    }
+
     /// Takes all names out and answers the directories among what they meant.
     pub(super) fn clear(&mut self) -> Vec<Arc<Inode>> {
         self.order.clear();
@@ -98,8 +115,14 @@ impl Directory {
 
     /// Up to `limit` names behind a position, each with its own position.
     pub(super) fn behind(&self, from: u64, limit: usize) -> Vec<(u64, Vec<u8>, Arc<Inode>)> {
-        let places = self.order.range(from.saturating_add(1)..).take(limit);
-        places.filter_map(|(&place, name)| Some((place, name.clone(), self.get(name)?))).collect()
+        let span = self.ends.enter(from, || self.last + 1);
+        let first = span.behind.saturating_add(1);
+        let places = self.order.range(first..span.end.max(first)).take(limit);
+        let names: Vec<_> = places.filter_map(|(&place, name)| Some((span.after(place), name.clone(), self.get(name)?))).collect();
+        if names.is_empty() {
+            self.ends.ended(&span);
+        }
+        names
     }
 }
 

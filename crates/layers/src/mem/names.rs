@@ -134,18 +134,41 @@ fn replace(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: Option<&
             (_, Kind::Directory) => return Err(Errno::EISDIR),
             _ => {}
         }
+    }
+    // A name that is there before and after stays where it was in listings, and so does a file that gets another name in its directory.
+    let place = match target {
+        Some(_) => place(to)?,
+        None if Arc::ptr_eq(from.0, to.0) => place(from)?,
+        None => None,
+    };
+    if let Some(target) = target {
         take(to.0, to.1, target, now)?;
     }
     leave(from, source, now)?;
     insert(to.0, to.1, source, now)?;
+    move_to(to, place)?;
     arrive(source, to.0, now)
 }
 
+fn place((parent, name): Place<'_>) -> Result<Option<u64>> {
+    Ok(parent.body.lock().directory()?.place(name.bytes()))
+}
+
+fn move_to((parent, name): Place<'_>, place: Option<u64>) -> Result<()> {
+    if let Some(place) = place {
+        parent.body.lock().directory()?.move_to(name.bytes(), place);
+    }
+    Ok(())
+}
+
 fn exchange(from: Place<'_>, source: &Arc<Inode>, to: Place<'_>, target: &Arc<Inode>, now: Time) -> Result<()> {
+    let places = (place(from)?, place(to)?);
     leave(from, source, now)?;
     leave(to, target, now)?;
     insert(from.0, from.1, target, now)?;
+    move_to(from, places.0)?;
     insert(to.0, to.1, source, now)?;
+    move_to(to, places.1)?;
     arrive(source, to.0, now)?;
     arrive(target, from.0, now)
 }

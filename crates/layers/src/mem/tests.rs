@@ -129,7 +129,7 @@ fn a_listing_goes_on_where_it_stopped_whatever_happens_in_between() {
     make(&mem, &root, "f0");
     let mut second = Some3(Vec::new(), Vec::new());
     mem.readdir(&USER, &root, first.0[2], true, &mut second).unwrap();
-    assert_eq!((first.1.join(" "), second.1.join(" ")), ("f0 f1 f2".to_owned(), "f3 f4 f0".to_owned()));
+    assert_eq!((first.1.join(" "), second.1.join(" ")), ("f0 f1 f2".to_owned(), "f3 f4".to_owned()), "what came since is not in it");
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Owners on the way up and down: map, then offset. Pure.
 //!
-//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An offset that leaves 0..=2^32-2 is EOVERFLOW for that one
-//! object; everything else goes on.
+//! Up: shown = map(stored) + offset. Down: stored = map back(shown - offset). An owner whose offset leaves 0..=2^32-2 is shown as [`NOBODY`];
+//! nothing is given to one who cannot be stored (EOVERFLOW).
 
 use super::id_map::{ID_MAX, IdMap};
 use nacre_vfs::{Errno, Result};
+
+/// What the kernel takes for the id of nobody: programs see it as 65534, its owner's rights are nobody's, and nobody may write what has it before it has been
+/// given to somebody (user_namespaces(7), "Unmapped user and group IDs"; `HAS_UNMAPPED_ID` in Linux' fs/namei.c).
+pub const NOBODY: u32 = u32::MAX;
 
 /// Translation of one kind of id.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,20 +19,17 @@ pub struct Ids {
     pub offset: i64,
 }
 
-fn shifted(id: u32, offset: i64) -> Result<u32> {
+fn shifted(id: u32, offset: i64) -> Option<u32> {
     if offset == 0 {
-        return Ok(id);
+        return Some(id);
     }
-    let moved = i64::from(id).checked_add(offset).ok_or(Errno::EOVERFLOW)?;
-    u32::try_from(moved).ok().filter(|&id| id <= ID_MAX).ok_or(Errno::EOVERFLOW)
+    let moved = i64::from(id).checked_add(offset)?;
+    u32::try_from(moved).ok().filter(|&id| id <= ID_MAX)
 }
 
 impl Ids {
-    /// What a stored id appears as.
-    ///
-    /// # Errors
-    /// EOVERFLOW where the offset leads out of the range of ids.
-    pub fn shown(&self, stored: u32) -> Result<u32> {
+    /// What a stored id appears as; `None` where the offset leads out of the range of ids.
+    pub fn shown(&self, stored: u32) -> Option<u32> {
         shifted(self.map.shown(stored), self.offset)
     }
 
@@ -37,7 +38,7 @@ impl Ids {
     /// # Errors
     /// EOVERFLOW where the offset leads out of the range of ids.
     pub fn stored(&self, shown: u32) -> Result<u32> {
-        let moved = shifted(shown, self.offset.checked_neg().ok_or(Errno::EOVERFLOW)?)?;
+        let moved = self.offset.checked_neg().and_then(|back| shifted(shown, back)).ok_or(Errno::EOVERFLOW)?;
         Ok(self.map.stored(moved))
     }
 
@@ -75,26 +76,26 @@ mod tests {
 
     #[test]
     fn offsets_reach_every_id_and_no_further() {
-        assert_eq!(offset(1).shown(3_000_000_000), Ok(3_000_000_001));
-        assert_eq!(offset(1).shown(ID_MAX - 1), Ok(ID_MAX));
-        assert_eq!(offset(1).shown(ID_MAX), Err(Errno::EOVERFLOW));
-        assert_eq!(offset(-1).shown(0), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(1).shown(3_000_000_000), Some(3_000_000_001));
+        assert_eq!(offset(1).shown(ID_MAX - 1), Some(ID_MAX));
+        assert_eq!(offset(1).shown(ID_MAX), None);
+        assert_eq!(offset(-1).shown(0), None);
         assert_eq!(offset(1).stored(0), Err(Errno::EOVERFLOW));
-        assert_eq!(offset(i64::MAX).shown(1), Err(Errno::EOVERFLOW));
+        assert_eq!(offset(i64::MAX).shown(1), None);
         assert_eq!(offset(i64::MIN).stored(1), Err(Errno::EOVERFLOW));
     }
 
     #[test]
     fn the_map_comes_before_the_offset() {
         let ids = Ids { map: IdMap::new(&[MapRule::One(5, 100)]).unwrap(), offset: 1000 };
-        assert_eq!((ids.shown(5), ids.stored(1100), ids.shown(6)), (Ok(1100), Ok(5), Ok(1006)));
+        assert_eq!((ids.shown(5), ids.stored(1100), ids.shown(6)), (Some(1100), Ok(5), Some(1006)));
     }
 
     proptest! {
         #[test]
         fn an_offset_there_and_back_is_nothing(by in -5_000_000_000i64..5_000_000_000, id in 0u32..=ID_MAX) {
             let ids = offset(by);
-            if let Ok(shown) = ids.shown(id) {
+            if let Some(shown) = ids.shown(id) {
                 prop_assert_eq!(ids.stored(shown), Ok(id));
             }
         }

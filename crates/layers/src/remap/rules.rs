@@ -12,7 +12,7 @@ use super::{
     policy::Policies,
 };
 use crate::{
-    accounts::{group_id, user_id},
+    accounts::{Accounts, Everybody, group_id, user_id},
     context::{Context, Devices, Mounter},
     spec::{CreateAs, RemapSpec},
 };
@@ -84,13 +84,6 @@ pub(super) struct Mirror {
     pub(super) only: bool,
 }
 
-/// Whom new objects belong to, unless a rule for their type says otherwise.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Creator {
-    Caller,
-    Mounter(u32, u32),
-}
-
 /// All rules of one remap, ready for use.
 pub struct Rules {
     pub(super) owners: Owners,
@@ -98,7 +91,10 @@ pub struct Rules {
     pub(super) mirror: Option<Mirror>,
     /// Whose access limits the permissions that are shown.
     pub(super) realistic: Option<Mounter>,
-    pub(super) creator: Creator,
+    /// Whether new objects are their callers', unless a rule for their type says otherwise, or the mounter's ...
+    pub(super) callers_own: bool,
+    /// ... who has these ids.
+    pub(super) mounter: (u32, u32),
     pub(super) policies: Policies,
     pub(super) hidden: Hidden,
     pub(super) hide_hard_links: bool,
@@ -119,24 +115,53 @@ impl fmt::Debug for Rules {
 
 /// Why settings cannot be used: a sentence for the user, which names the setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RulesError(String);
+pub struct RulesError {
+    what: String,
+    /// They are for root alone.
+    pub(crate) denied: bool,
+}
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.what)
     }
 }
 
 impl std::error::Error for RulesError {}
 
+impl RulesError {
+    fn new(what: String) -> RulesError {
+        RulesError { what, denied: false }
+    }
+}
+
 type Outcome<T> = Result<T, RulesError>;
 
 /// Names the setting in front of what is wrong with it.
 fn at<T>(key: &str, result: Result<T, impl fmt::Display>) -> Outcome<T> {
-    result.map_err(|why| RulesError(format!("{key}: {why}")))
+    result.map_err(|why| RulesError::new(format!("{key}: {why}")))
 }
 
 impl Rules {
+    /// Whether settings are written as they have to be, whatever the machine is like: here every user and group exists.
+    ///
+    /// # Errors
+    /// A setting that is not understood or contradicts another.
+    pub fn check(spec: &RemapSpec) -> Outcome<()> {
+        refuse_contradictions(spec)?;
+        let everybody = Everybody::default();
+        kinds(spec, &everybody)?;
+        member_list(spec, &everybody)?;
+        at("hide", Hidden::new(&spec.hide))?;
+        let map = spec.map.as_deref().unwrap_or_default();
+        let (users, groups) = map_rules(map, &everybody)?;
+        // Who is called what is known later: only numbers can be seen to clash now.
+        if map.bytes().all(|byte| byte.is_ascii_digit() || b"/-+*@,:".contains(&byte)) {
+            id_maps(&users, &groups)?;
+        }
+        Ok(())
+    }
+
     /// Makes rules of settings. Things that are left out without harm (unknown names in a passwd file) are added to `warnings`.
     ///
     /// # Errors
@@ -146,7 +171,7 @@ impl Rules {
         if !context.mounter.is_root() {
             refuse_without_root(spec, &context.mounter)?;
         }
-        let kinds = kinds(spec, context)?;
+        let kinds = kinds(spec, &*context.accounts)?;
         let realistic = spec.realistic_permissions.then(|| context.mounter.clone());
         Ok(Rules {
             owners: owners(spec, context, warnings)?,
@@ -155,7 +180,8 @@ impl Rules {
             filters_modes: kinds.any(|rules| !rules.chmod_filter.is_empty()),
             kinds,
             realistic,
-            creator: creator(spec, &context.mounter),
+            callers_own: callers_own(spec, &context.mounter),
+            mounter: (context.mounter.uid, context.mounter.gid),
             policies: policies(spec),
             hidden: at("hide", Hidden::new(&spec.hide))?,
             hide_hard_links: spec.hide_hard_links,
@@ -171,7 +197,7 @@ impl Rules {
 }
 
 fn refuse_contradictions(spec: &RemapSpec) -> Outcome<()> {
-    let clash = |a: &str, b: &str, why: &str| Err(RulesError(format!("{a} and {b} cannot be used together: {why}")));
+    let clash = |a: &str, b: &str, why: &str| Err(RulesError::new(format!("{a} and {b} cannot be used together: {why}")));
     if spec.mirror.is_some() && spec.mirror_only.is_some() {
         return clash("mirror", "mirror-only", "name all users in one of the two");
     }
@@ -205,15 +231,18 @@ fn refuse_without_root(spec: &RemapSpec, mounter: &Mounter) -> Outcome<()> {
         ("create-for-group", spec.create_for_group.is_some() || for_types("create-for-group=")),
     ];
     match asked.into_iter().find(|(_, asked)| *asked) {
-        Some((key, _)) => Err(RulesError(format!(
-            "{key} can only be used by root, since it has to change owners in the source; run it as root (this is user {})",
-            mounter.uid
-        ))),
+        Some((key, _)) => Err(RulesError {
+            what: format!(
+                "{key} can only be used by root, since it has to change owners in the source; run it as root (this is user {})",
+                mounter.uid
+            ),
+            denied: true,
+        }),
         None => Ok(()),
     }
 }
 
-fn kinds(spec: &RemapSpec, context: &Context) -> Outcome<PerKind<KindRules>> {
+fn kinds(spec: &RemapSpec, accounts: &dyn Accounts) -> Outcome<PerKind<KindRules>> {
     let mut general = KindRules::default();
     for (key, value) in [
         ("force-user", &spec.force_user),
@@ -225,7 +254,7 @@ fn kinds(spec: &RemapSpec, context: &Context) -> Outcome<PerKind<KindRules>> {
         ("chmod-filter", &spec.chmod_filter),
     ] {
         if let Some(value) = value {
-            apply(&mut general, key, value, context)?;
+            apply(&mut general, key, value, accounts)?;
         }
     }
     let mut kinds = PerKind {
@@ -238,7 +267,7 @@ fn kinds(spec: &RemapSpec, context: &Context) -> Outcome<PerKind<KindRules>> {
         socket: general,
     };
     for rule in &spec.for_types {
-        apply_for(&mut kinds, rule, context)?;
+        apply_for(&mut kinds, rule, accounts)?;
     }
     Ok(kinds)
 }
@@ -246,8 +275,7 @@ fn kinds(spec: &RemapSpec, context: &Context) -> Outcome<PerKind<KindRules>> {
 /// Keys that `for` takes.
 const FOR_KEYS: &str = "force-user, force-group, perms, create-for-user, create-for-group, create-with-perms, chmod-filter";
 
-fn apply(rules: &mut KindRules, key: &str, value: &str, context: &Context) -> Outcome<()> {
-    let accounts = &*context.accounts;
+fn apply(rules: &mut KindRules, key: &str, value: &str, accounts: &dyn Accounts) -> Outcome<()> {
     match key {
         "force-user" => rules.force_user = Some(at(key, user_id(accounts, value))?),
         "force-group" => rules.force_group = Some(at(key, group_id(accounts, value))?),
@@ -256,13 +284,15 @@ fn apply(rules: &mut KindRules, key: &str, value: &str, context: &Context) -> Ou
         "create-for-group" => rules.create_for_group = Some(at(key, group_id(accounts, value))?),
         "create-with-perms" => rules.create_with_perms = at(key, value.parse::<Perms>())?,
         "chmod-filter" => rules.chmod_filter = at(key, value.parse::<Perms>())?,
-        _ => return Err(RulesError(format!("\"{}\" cannot depend on the type of a file; allowed are {FOR_KEYS}", key.escape_debug()))),
+        _ => {
+            return Err(RulesError::new(format!("\"{}\" cannot depend on the type of a file; allowed are {FOR_KEYS}", key.escape_debug())));
+        }
     }
     Ok(())
 }
 
-fn apply_for(kinds: &mut PerKind<KindRules>, rule: &str, context: &Context) -> Outcome<()> {
-    let bad = |why: &str| RulesError(format!("for: invalid rule \"{}\": {why}", rule.escape_debug()));
+fn apply_for(kinds: &mut PerKind<KindRules>, rule: &str, accounts: &dyn Accounts) -> Outcome<()> {
+    let bad = |why: &str| RulesError::new(format!("for: invalid rule \"{}\": {why}", rule.escape_debug()));
     let form = "write TYPES:KEY=VALUE, as in d:perms=0755";
     let (letters, setting) = rule.split_once(':').ok_or_else(|| bad(form))?;
     let (key, value) = setting.split_once('=').ok_or_else(|| bad(form))?;
@@ -274,15 +304,16 @@ fn apply_for(kinds: &mut PerKind<KindRules>, rule: &str, context: &Context) -> O
             return Err(bad("symbolic links have no permissions of their own; leave the l out"));
         }
         let rules = kinds.by_letter(letter).ok_or_else(|| bad("the types are f d l b c p s, as for find -type"))?;
-        apply(rules, key, value, context).map_err(|error| RulesError(format!("for: invalid rule \"{}\": {error}", rule.escape_debug())))?;
+        apply(rules, key, value, accounts)
+            .map_err(|error| RulesError::new(format!("for: invalid rule \"{}\": {error}", rule.escape_debug())))?;
     }
     Ok(())
 }
 
-fn owners(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Outcome<Owners> {
-    let accounts = &*context.accounts;
+/// What `map` says of users, and of groups.
+fn map_rules(text: &str, accounts: &dyn Accounts) -> Outcome<(Vec<MapRule>, Vec<MapRule>)> {
     let (mut users, mut groups) = (Vec::new(), Vec::new());
-    for item in map_items(spec.map.as_deref().unwrap_or_default())? {
+    for item in map_items(text)? {
         at(
             "map",
             match item {
@@ -293,6 +324,18 @@ fn owners(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Ou
             },
         )?;
     }
+    Ok((users, groups))
+}
+
+/// Both together, users first.
+fn id_maps(users: &[MapRule], groups: &[MapRule]) -> Outcome<(IdMap, IdMap)> {
+    let map = |kind: &str, rules: &[MapRule]| IdMap::new(rules).map_err(|error| RulesError::new(format!("map: {kind} {error}")));
+    Ok((map("user", users)?, map("group", groups)?))
+}
+
+fn owners(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Outcome<Owners> {
+    let accounts = &*context.accounts;
+    let (mut users, mut groups) = map_rules(spec.map.as_deref().unwrap_or_default(), accounts)?;
     for (key, path, reversed) in [("map-passwd", &spec.map_passwd, false), ("map-passwd-rev", &spec.map_passwd_rev, true)] {
         if let Some(path) = path {
             let text = at(key, read(path))?;
@@ -305,11 +348,9 @@ fn owners(spec: &RemapSpec, context: &Context, warnings: &mut Vec<String>) -> Ou
             groups.extend(at(key, passwd::rules(&text, reversed, &|name| accounts.group(name), warnings))?);
         }
     }
-    let ids = |kind: &str, rules: &[MapRule], offset: Option<i64>| -> Outcome<Ids> {
-        let map = IdMap::new(rules).map_err(|error| RulesError(format!("map: {kind} {error}")))?;
-        Ok(Ids { map, offset: offset.unwrap_or(0) })
-    };
-    Ok(Owners { users: ids("user", &users, spec.uid_offset)?, groups: ids("group", &groups, spec.gid_offset)? })
+    let (users, groups) = id_maps(&users, &groups)?;
+    let ids = |map: IdMap, offset: Option<i64>| Ids { map, offset: offset.unwrap_or(0) };
+    Ok(Owners { users: ids(users, spec.uid_offset), groups: ids(groups, spec.gid_offset) })
 }
 
 enum MapItem<'a> {
@@ -327,7 +368,7 @@ fn map_items(text: &str) -> Outcome<Vec<MapItem<'_>>> {
         None => Ok(MapItem::User(item)),
         Some(group) => match group.split_once("/@") {
             Some((left, right)) => Ok(MapItem::Group(left, right)),
-            None => Err(RulesError(format!("map: invalid map \"{}\": write @FROM/@TO for groups", str::escape_debug(item)))),
+            None => Err(RulesError::new(format!("map: invalid map \"{}\": write @FROM/@TO for groups", str::escape_debug(item)))),
         },
     };
     text.split([',', ':']).map(item).collect()
@@ -338,22 +379,26 @@ fn read(path: &std::path::Path) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-fn mirror(spec: &RemapSpec, context: &Context) -> Outcome<Option<Mirror>> {
+/// Who is on the list, and whether nobody else is let in.
+fn member_list(spec: &RemapSpec, accounts: &dyn Accounts) -> Outcome<Option<(MemberList, bool)>> {
     let (key, list, only) = match (&spec.mirror, &spec.mirror_only) {
         (Some(list), _) => ("mirror", list, false),
         (None, Some(list)) => ("mirror-only", list, true),
         (None, None) => return Ok(None),
     };
-    let list = at(key, MemberList::parse(list, &*context.accounts))?;
-    let members = Members::new(list, context);
-    Ok(Some(Mirror { members, only }))
+    Ok(Some((at(key, MemberList::parse(list, accounts))?, only)))
 }
 
-fn creator(spec: &RemapSpec, mounter: &Mounter) -> Creator {
+fn mirror(spec: &RemapSpec, context: &Context) -> Outcome<Option<Mirror>> {
+    let list = member_list(spec, &*context.accounts)?;
+    Ok(list.map(|(list, only)| Mirror { members: Members::new(list, context), only }))
+}
+
+fn callers_own(spec: &RemapSpec, mounter: &Mounter) -> bool {
     match spec.create_as {
-        CreateAs::User => Creator::Caller,
-        CreateAs::Auto if mounter.is_root() => Creator::Caller,
-        CreateAs::Auto | CreateAs::Mounter => Creator::Mounter(mounter.uid, mounter.gid),
+        CreateAs::User => true,
+        CreateAs::Auto => mounter.is_root(),
+        CreateAs::Mounter => false,
     }
 }
 

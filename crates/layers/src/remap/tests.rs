@@ -219,7 +219,8 @@ fn ids_that_cannot_be_shown_concern_one_file_only() {
     both.file("bad", 0o644, u32::MAX - 3, 5);
     assert_eq!(both.names(), ["good", "bad"], "the listing goes on");
     assert_eq!(both.seen.lookup(&ALICE, &both.root(), name("good")).unwrap().attr.uid, 15);
-    assert_eq!(both.seen.lookup(&ALICE, &both.root(), name("bad")).unwrap_err(), Errno::EOVERFLOW);
+    let bad = both.seen.lookup(&ALICE, &both.root(), name("bad")).unwrap().attr;
+    assert_eq!((bad.uid, bad.gid), (super::owner::NOBODY, 5));
 }
 
 #[test]
@@ -267,15 +268,18 @@ fn create_for_group_wins_over_a_set_group_id_directory() {
 fn an_unprivileged_mounter_creates_as_itself() {
     let rules = Rules::new(&RemapSpec::default(), &context(1000), &mut Vec::new()).unwrap();
     let mut caller = Caller { uid: 5, gid: 5, ..ALICE };
-    rules.owner_of_new(&mut caller, Kind::File).unwrap();
+    rules.owner_of_new(&mut caller, &mut Creation { kind: Kind::File, mode: 0o644, group: None });
     assert_eq!((caller.uid, caller.gid), (1000, 1000));
 }
 
 #[test]
-fn an_offset_below_zero_refuses_the_creation() {
-    let both = Both::new(|spec| spec.uid_offset = Some(2000));
-    let made = both.seen.create(&ALICE, &both.root(), name("new"), 0o644, OpenFlags::READ_WRITE);
-    assert_eq!(made.map(|_| ()).unwrap_err(), Errno::EOVERFLOW);
+fn what_its_creator_cannot_own_is_the_mounters_without_his_power() {
+    let both = Both::new(|spec| (spec.uid_offset, spec.gid_offset) = (Some(2000), Some(200)));
+    let (seen, below) = both.make(&ALICE, "new", 0o6755);
+    assert_eq!((below.uid, below.gid, below.mode), (0, 0, 0o755));
+    assert_eq!((seen.uid, seen.gid), (2000, 200));
+    let both = Both::new(|spec| spec.uid_offset = Some(1000));
+    assert_eq!(both.make(&ALICE, "own", 0o6755).1.mode, 0o6755, "his own keep them");
 }
 
 #[test]
@@ -564,6 +568,6 @@ fn maps_from_files_join_the_map() {
         spec.map = Some("7/8".into());
     });
     let rules = Rules::new(&with, &context(0), &mut warnings).unwrap();
-    assert_eq!([501, 502, 7].map(|id| rules.owners.users.shown(id)), [Ok(1000), Ok(502), Ok(8)]);
+    assert_eq!([501, 502, 7].map(|id| rules.owners.users.shown(id)), [Some(1000), Some(502), Some(8)]);
     assert!(warnings.iter().any(|warning| warning.contains("ghost")), "{warnings:?}");
 }

@@ -2,8 +2,8 @@
 
 use super::{CageSpec, SpecError};
 use crate::{
-    accounts::user_id,
-    cage::{CageOptions, Storage, ledger::Limits},
+    accounts::{Accounts, Everybody, user_id},
+    cage::{CageOptions, Storage, check_globs, ledger::Limits},
     context::Context,
     size::{LimitRule, Share, Size},
 };
@@ -19,6 +19,19 @@ impl CageSpec {
     /// # Errors
     /// Texts that are no sizes or limits, sizes below a block, users that do not exist, limits that are given twice.
     pub fn limits(&self, context: &Context) -> Result<Limits, SpecError> {
+        self.limits_of(&*context.accounts)
+    }
+
+    /// Whether all is written as it has to be, whoever exists on this machine.
+    ///
+    /// # Errors
+    /// As [`CageSpec::limits`], and patterns that are none.
+    pub(crate) fn check(&self) -> Result<(), SpecError> {
+        self.limits_of(&Everybody::default())?;
+        check_globs(&self.keep, &self.rotated).map_err(SpecError)
+    }
+
+    fn limits_of(&self, accounts: &dyn Accounts) -> Result<Limits, SpecError> {
         let bytes = match &self.size {
             Some(size) => Some(within("size", size.parse::<Size>().and_then(Size::limit))?),
             None => None,
@@ -40,7 +53,7 @@ impl CageSpec {
             let twice = || SpecError(format!("\"limit\": \"{}\" is given twice", text.escape_debug()));
             match rule {
                 LimitRule::User(name, size) => {
-                    let uid = within("limit", user_id(&*context.accounts, &name))?;
+                    let uid = within("limit", user_id(accounts, &name))?;
                     let size = within("limit", size.limit())?;
                     if limits.users.insert(uid, size).is_some() {
                         return Err(twice());

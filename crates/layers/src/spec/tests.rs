@@ -266,7 +266,7 @@ fn union() -> impl Strategy<Value = LayerSpec> {
     let option = prop::collection::vec(prop::sample::select(vec!["create=mfs:30", "sum", "route={a,b}=ff", "dirren=copy:5"]), 0..3);
     (prop::collection::vec(branch, 1..4), option).prop_map(|(branches, option)| {
         let option = option.into_iter().map(str::to_owned).collect();
-        LayerSpec::Union(Box::new(UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive }))
+        LayerSpec::Union(Box::new(UnionSpec { branch: Branches(branches), option, coherence: HostCoherence::Exclusive, noatime: false }))
     })
 }
 

@@ -113,7 +113,7 @@ impl BranchSpec {
         match &self.source {
             BranchSource::Stack(stack) => stack.clone(),
             BranchSource::Directory(path) => {
-                let host = HostSpec { source: path.clone(), coherence: union.coherence, ..HostSpec::default() };
+                let host = HostSpec { source: path.clone(), coherence: union.coherence, noatime: union.noatime, ..HostSpec::default() };
                 StackSpec { layers: vec![LayerSpec::Host(host)] }
             }
         }

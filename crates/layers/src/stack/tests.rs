@@ -116,7 +116,7 @@ fn branches_of_a_union_change_while_it_serves() {
     assert_eq!(stack.modify_branch(1, "ro+wh".parse().unwrap()), Ok(vec![]));
     assert_eq!(taken(format!("union:{c}=rw")), Ok(()));
     let other = built(&format!("union:{c}=rw"));
-    assert!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().busy);
+    assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()).unwrap_err().reason, Some(nacre_vfs::Errno::EBUSY));
     drop(other);
     assert_eq!(stack.modify_branch(1, "rw".parse().unwrap()), Ok(vec![]));
     // No other branch has the file.

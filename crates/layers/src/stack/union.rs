@@ -42,13 +42,13 @@ pub(super) struct Served {
 pub struct BranchError {
     /// A sentence for the user.
     pub what: String,
-    /// The branch is in use.
-    pub busy: bool,
+    /// The error behind it, where there is one.
+    pub reason: Option<Errno>,
 }
 
 impl BranchError {
     fn new(what: impl fmt::Display) -> BranchError {
-        BranchError { what: what.to_string(), busy: false }
+        BranchError { what: what.to_string(), reason: None }
     }
 }
 
@@ -62,23 +62,23 @@ impl std::error::Error for BranchError {}
 
 impl From<ChangeError> for BranchError {
     fn from(error: ChangeError) -> BranchError {
-        BranchError { busy: error.errno() == Errno::EBUSY, what: error.to_string() }
+        BranchError { reason: Some(error.errno()), what: error.to_string() }
     }
 }
 
 /// Opens all branches and puts them together.
-pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, String> {
+pub(super) fn open(spec: &UnionSpec, context: &Context, warnings: &mut Vec<String>) -> Result<Served, BuildError> {
     let options = spec.options().map_err(|error| error.to_string())?;
     let (mut members, mut claims) = (Vec::with_capacity(spec.branch.0.len()), Vec::new());
     let tree = context.company.clone().unwrap_or_default().tree();
     for branch in &spec.branch.0 {
-        let (opened, claim) = member(branch, (spec, &tree), context, warnings).map_err(|error| error.what)?;
+        let (opened, claim) = member(branch, (spec, &tree), context, warnings)?;
         members.push(opened);
         claims.push(claim);
     }
     let compared: Vec<_> =
         members.iter().filter(|_| options.warn_permissions).map(|member| (member.name.clone(), Arc::clone(&member.layer))).collect();
-    let union = Arc::new(Union::named(members, options).map_err(|error| error.to_string())?);
+    let union = Arc::new(Union::named(members, options).map_err(|error| BuildError { what: error.to_string(), reason: error.reason })?);
     warnings.extend(compared.iter().filter_map(|(name, layer)| other_permissions(&union, name, &**layer)));
     let slots = union.control().list().into_iter().map(|branch| branch.slot);
     let claims = slots.zip(claims).filter_map(|(slot, claim)| claim.map(|claim| (slot, claim))).collect();
@@ -101,12 +101,12 @@ fn member(
     warnings: &mut Vec<String>,
 ) -> Result<(Member, Option<OwnedFd>), BranchError> {
     let name = branch.name();
-    let within = |why: &dyn fmt::Display| BranchError::new(format!("branch {}: {why}", name.display()));
+    let within = |why: BuildError| BranchError { what: format!("branch {}: {why}", name.display()), reason: why.reason };
     let claim = match claimed(branch, &branch.mode) {
         Some(claimed) => claim(claimed, warnings)?,
         None => None,
     };
-    let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(|error| within(&error))?;
+    let stack = build_in(&branch.stack(union), context, Some(tree)).map_err(within)?;
     warnings.extend(stack.warnings);
     Ok((Member { name, layer: stack.layer, mode: branch.mode.clone(), work: stack.work }, claim))
 }
@@ -163,7 +163,7 @@ fn claim(Claimed { branch, place, attempts }: Claimed<'_>, warnings: &mut Vec<St
                 "branch {} is written by another union; a branch that several unions share has to be ro in all of them",
                 branch.display()
             ),
-            busy: true,
+            reason: Some(Errno::EBUSY),
         }),
         Err(error) => {
             let why = io::Error::from(error);
@@ -268,6 +268,6 @@ fn missing() -> BranchError {
 
 impl From<BranchError> for BuildError {
     fn from(error: BranchError) -> BuildError {
-        BuildError(error.what)
+        BuildError { what: error.what, reason: error.reason }
     }
 }

@@ -4,11 +4,11 @@
 //! readers share it among themselves. I/O goes through the page cache, but for streams that are written: kept there, they would cost a copy, memory and
 //! the writing back, and nobody reads them soon. All of it at whole multiples of 4 KiB.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom};
@@ -69,11 +69,19 @@ impl FileDevice {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"));
         }
-        let mut flags = OFlags::CLOEXEC | if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        // Whose directory it lies in may put a pipe in its place at this moment, or hold a lease on it: nobody is waited for.
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK | if writable { OFlags::RDWR } else { OFlags::RDONLY };
         if kind.is_block_device() && writable {
             flags |= OFlags::EXCL;
         }
-        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let file = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::WOULDBLOCK) => return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has a lease on it")),
+            Err(other) => return Err(other.into()),
+        };
+        if file.metadata()?.file_type() != kind {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is something else now"));
+        }
         let lock = if writable { FlockOperation::NonBlockingLockExclusive } else { FlockOperation::NonBlockingLockShared };
         match rustix::fs::flock(&file, lock) {
             Ok(()) => {}
@@ -93,6 +101,46 @@ impl FileDevice {
             block,
             keeps_room: AtomicBool::new(false),
         })
+    }
+}
+
+/// Whether nobody but root may write a file that is open; to a block device the group that the system has for that may, too.
+fn is_written_by_root(file: &Metadata) -> bool {
+    let others = if file.file_type().is_block_device() { 0o002 } else { 0o022 };
+    file.uid() == 0 && file.mode() & others == 0
+}
+
+/// Whether nobody but root can put something else at a path: of the directories above it that others may write, each is one where they cannot remove what is
+/// root's (sticky).
+fn is_named_by_root(path: &Path) -> io::Result<bool> {
+    for directory in path.ancestors().skip(1) {
+        let there = std::fs::symlink_metadata(directory)?;
+        if there.uid() != 0 || there.mode() & 0o022 != 0 && there.mode() & 0o1000 == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl FileDevice {
+    /// Judges what is open, whatever is at its path by now.
+    fn is_roots(&self) -> Option<bool> {
+        let file = self.file.metadata().ok()?;
+        // As the kernel has it: without symbolic links.
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).ok()?;
+        if !(is_written_by_root(&file) && is_named_by_root(&path).ok()?) {
+            return Some(false);
+        }
+        // A loop device is as good as the file that it shows.
+        let (major, minor) = (rustix::fs::major(file.rdev()), rustix::fs::minor(file.rdev()));
+        let shown = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/loop/backing_file"));
+        match shown.ok().filter(|_| self.block) {
+            Some(shown) => {
+                let shown = Path::new(shown.trim_end_matches('\n'));
+                Some(is_written_by_root(&std::fs::symlink_metadata(shown).ok()?) && is_named_by_root(shown).ok()?)
+            }
+            None => Some(true),
+        }
     }
 }
 
@@ -161,6 +209,16 @@ impl Device for FileDevice {
 
     fn can_discard(&self) -> bool {
         !self.keeps_room.load(Ordering::Relaxed)
+    }
+
+    fn deleted(&self) -> Option<PathBuf> {
+        let open = || PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()));
+        self.file.metadata().ok().filter(|file| !self.block && file.nlink() == 0).map(|_| open())
+    }
+
+    fn is_anybodys(&self) -> bool {
+        // What cannot be looked at is not known to be root's.
+        self.is_roots().is_none_or(|roots| !roots)
     }
 
     fn begin_sync(&self, offset: u64, length: u64) {

@@ -33,6 +33,7 @@ struct State {
     allowed: Option<u64>,
     /// Operations so far.
     operations: u64,
+    syncs: u64,
     failing_reads: bool,
     latency: Duration,
     written: u64,
@@ -139,6 +140,12 @@ impl Simulator {
         self.state.lock().operations
     }
 
+    /// Syncs since the device was made.
+    #[must_use]
+    pub fn syncs(&self) -> u64 {
+        self.state.lock().syncs
+    }
+
     /// Bytes written since the device was made.
     #[must_use]
     pub fn written(&self) -> u64 {
@@ -230,6 +237,7 @@ impl Device for Simulator {
         self.wait();
         let mut state = self.state.lock();
         state.operation()?;
+        state.syncs += 1;
         state.unsynced.clear();
         Ok(())
     }

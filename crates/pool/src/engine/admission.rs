@@ -213,7 +213,7 @@ impl Admission for Desk {
         }
     }
 
-    fn relieve(&self, dataset: Option<u64>) -> Result<bool, PoolError> {
+    fn relieve(&self, dataset: Option<u64>, freed: bool) -> Result<bool, PoolError> {
         let Some(relief) = self.relief.get() else { return Ok(false) };
         {
             let books = self.books.lock();
@@ -221,7 +221,7 @@ impl Admission for Desk {
                 None => !books.due.is_empty() || books.outstanding > 0,
                 Some(dataset) => books.is_active(dataset)?,
             };
-            if !may_help {
+            if !freed && !may_help {
                 return Ok(false);
             }
         }

@@ -74,6 +74,11 @@ impl Pool {
     }
 }
 
+/// What of a file changes with it. The time of change does, as a rule; what the kernel gave its time before a snapshot may come after it.
+fn told(inode: &Inode) -> impl PartialEq + use<> {
+    (inode.changed, inode.modified, inode.links, inode.size, inode.mode, inode.uid, inode.gid)
+}
+
 fn difference(
     (old, new): (&Dataset, &Dataset),
     number: u64,
@@ -85,7 +90,7 @@ fn difference(
         (None, Some(after)) => (Change::Added, path(new, number)?, after),
         (Some(before), None) => (Change::Removed, path(old, number)?, before),
         // That it was read, or where its frames are, is no change of a file.
-        (Some(before), Some(after)) if before.changed == after.changed && before.links == after.links => return Ok(None),
+        (Some(before), Some(after)) if told(&before) == told(&after) => return Ok(None),
         (Some(before), Some(after)) => {
             let (was, is) = (path(old, number)?, path(new, number)?);
             let change = if was == is { Change::Modified(i64::from(after.links) - i64::from(before.links)) } else { Change::Renamed(was) };

@@ -12,7 +12,7 @@ use crate::deadlist::Births;
 use crate::error::PoolError;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::keys::{self, Key};
-use crate::rows::{Entry, Extent, FileType, Head, Inode, Xattr};
+use crate::rows::{Entry, Extent, FileType, Head, Inode, NameTarget, Xattr};
 use crate::store::Store;
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
@@ -64,14 +64,25 @@ struct Reach<'a, 'b> {
     structure: Option<&'a mut Structure>,
 }
 
+/// A directory and its names.
+#[derive(Default)]
+struct Directory {
+    /// Names as the inode counts them.
+    counted: u64,
+    /// Names found.
+    found: u64,
+    /// The sum of the rows that find its names by their hashes, and of those that would: equal where each name is found, and under its own hash.
+    indexed: u64,
+    wanted: u64,
+}
+
 /// Names and inodes of one head.
 #[derive(Default)]
 struct Structure {
-    root: u64,
+    head: Option<Head>,
     /// Links as counted by the inode, names found, and its type.
     inodes: HashMap<u64, (u32, u32, Option<FileType>)>,
-    /// Directories: names as counted by the inode, and found.
-    directories: HashMap<u64, (u64, u64)>,
+    directories: HashMap<u64, Directory>,
     orphans: HashSet<u64>,
     entries: u64,
     names: u64,
@@ -128,25 +139,41 @@ impl Reach<'_, '_> {
     }
 }
 
+/// Stands for a row.
+fn sum(key: &[u8], value: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64_with_seed(value, xxhash_rust::xxh3::xxh3_64(key))
+}
+
 impl Structure {
     fn read_row(&mut self, key: &[u8], value: &[u8]) -> Result<(), PoolError> {
         match Key::decode(key)? {
-            Key::Head => self.root = Head::decode(value)?.root,
+            Key::Head => self.head = Some(Head::decode(value)?),
             Key::Inode(number) => {
                 let inode = Inode::decode(value)?;
                 let (links, _, kind) = self.inodes.entry(number).or_default();
                 (*links, *kind) = (inode.links, inode.file_type());
                 if inode.file_type() == Some(FileType::Directory) {
-                    self.directories.entry(number).or_default().0 = inode.size;
+                    self.directories.entry(number).or_default().counted = inode.size;
                 }
             }
-            Key::Entry { directory, .. } => {
+            Key::Entry { directory, sequence } => {
                 let entry = Entry::decode(value)?;
                 self.entries += 1;
                 self.inodes.entry(entry.inode).or_default().1 += 1;
-                self.directories.entry(directory).or_default().1 += 1;
+                let found = self.directories.entry(directory).or_default();
+                found.found += 1;
+                // The head is the first row.
+                if let Some(head) = &self.head {
+                    let target = NameTarget { inode: entry.inode, file_type: entry.file_type };
+                    let row = sum(&keys::name(directory, head.hash(entry.name), sequence), &target.encode());
+                    found.wanted = found.wanted.wrapping_add(row);
+                }
             }
-            Key::Name { .. } => self.names += 1,
+            Key::Name { directory, .. } => {
+                self.names += 1;
+                let found = self.directories.entry(directory).or_default();
+                found.indexed = found.indexed.wrapping_add(sum(key, value));
+            }
             Key::Orphan(number) => drop(self.orphans.insert(number)),
             Key::Cut(_) => {}
             _ => {}
@@ -156,7 +183,7 @@ impl Structure {
 
     /// What does not fit together.
     fn judge(&self, name: &str, findings: &mut Findings<'_>) {
-        let root = self.root;
+        let root = self.head.map_or(0, |head| head.root);
         for (number, (links, found, kind)) in &self.inodes {
             let Some(kind) = kind else {
                 findings.problem(&format!("{name}: inode {number} has {found} names and does not exist"));
@@ -174,9 +201,12 @@ impl Structure {
                 findings.problem(&format!("{name}: inode {number} has no name and is not about to be freed"));
             }
         }
-        for (number, (counted, found)) in &self.directories {
+        for (number, Directory { counted, found, indexed, wanted }) in &self.directories {
             if counted != found {
                 findings.problem(&format!("{name}: directory {number} counts {counted} names and has {found}"));
+            }
+            if self.head.is_some() && indexed != wanted {
+                findings.problem(&format!("{name}: directory {number} has names that are not found, or lead elsewhere than listings say"));
             }
         }
         if self.entries != self.names {

@@ -66,14 +66,14 @@ impl Pool {
         admin: &mut MutexGuard<'_, Admin>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
-        self.commit_frozen(admin, &mut || {}, administer)
+        self.commit_frozen(admin, None, administer)
     }
 
-    /// The same; `frozen` is called when operations that begin from then on belong to the next commit.
+    /// The same; `frozen` is called when operations that begin from then on belong to the next commit. They have later times than those before.
     pub(super) fn commit_frozen<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
-        frozen: &mut dyn FnMut(),
+        frozen: Option<&mut dyn FnMut()>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<R, PoolError> {
         if let Some(failed) = admin.failed.clone().or_else(|| self.throttle.failed()) {
@@ -89,11 +89,25 @@ impl Pool {
         }
     }
 
+    /// Waits until the clock shows another time. It moves once a tick, as the kernel's does that files have times from; what has changed since a snapshot is
+    /// told by times.
+    fn await_tick(&self) {
+        /// The longest tick, ms.
+        const MOST: u32 = 10;
+        let then = (self.clock)();
+        for _ in 0..=MOST {
+            if (self.clock)() != then {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
     /// The outer result is the commit's, the inner one the administration's.
     fn run_commit<R>(
         &self,
         admin: &mut MutexGuard<'_, Admin>,
-        frozen: &mut dyn FnMut(),
+        frozen: Option<&mut dyn FnMut()>,
         administer: impl FnOnce(&mut Admin, Txg) -> Result<R, PoolError>,
     ) -> Result<Result<R, PoolError>, PoolError> {
         let datasets = self.open_datasets();
@@ -111,9 +125,14 @@ impl Pool {
                 return (txg, Err(error), None);
             }
             let taken = datasets.iter().map(|dataset| dataset.take(txg)).collect::<Result<Vec<Taken>, _>>();
+            if frozen.is_some() {
+                self.await_tick();
+            }
             (txg, taken, log.map(|log| log.newest()))
         });
-        frozen();
+        if let Some(frozen) = frozen {
+            frozen();
+        }
         admin.catalog.set_txg(txg);
         let taken = taken?;
         // All that came to be shared is counted before anything is freed.

@@ -170,11 +170,23 @@ impl Pool {
 
     /// Commits where there is anything to commit; tells whether more is to be freed by further ones.
     pub(super) fn commit_if_changed(&self) -> Result<Work, PoolError> {
-        let changed = || self.open_datasets().iter().any(|dataset| dataset.has_changes()) || self.admin.lock().catalog.has_changes();
-        if self.is_freeing() || changed() {
+        if self.is_freeing() {
             self.commit()?;
+        } else {
+            self.commit_changes()?;
         }
         Ok(if self.is_freeing() { Work::More } else { Work::None })
+    }
+
+    /// Makes everything durable that was done before the call; costs nothing where that is so already.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub fn commit_changes(&self) -> Result<(), PoolError> {
+        // Held by a commit to its end: what one under way has taken is durable afterwards.
+        let mut admin = self.admin.lock();
+        let changed = admin.catalog.has_changes() || self.open_datasets().iter().any(|dataset| dataset.has_changes());
+        if changed { self.commit_under(&mut admin, |_, _| Ok(())) } else { Ok(()) }
     }
 
     fn do_chores(&self) {

@@ -14,6 +14,7 @@ use crate::error::PoolError;
 use crate::files::{Admission, Files, Ground, Recorder, Rules, Stored, Storing};
 use crate::pointer::{Pointer, Txg};
 use crate::properties::Behaviour;
+use crate::rows::Folding;
 use crate::space::OwnerQuotas;
 use crate::tree::Frozen;
 
@@ -55,8 +56,11 @@ impl Dataset {
     }
 
     /// A dataset with an empty root directory.
-    pub(super) fn format(pool: &Pool, id: u64) -> Result<Self, PoolError> {
-        let names = (pool.storage.hashing(), (pool.entropy)());
+    pub(super) fn format(pool: &Pool, id: u64, folding: Folding) -> Result<Self, PoolError> {
+        if !folding.is_exact() {
+            pool.storage.allow_folding()?;
+        }
+        let names = (pool.storage.hashing(), folding, (pool.entropy)());
         let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), names, *pool.owner.lock())?;
         Ok(Self::recorded(pool, id, files))
     }
@@ -90,7 +94,8 @@ impl Dataset {
     pub(super) fn adopt(&self, behaviour: Behaviour, bounds: &Bounds, quotas: OwnerQuotas) {
         let record_shift = behaviour.record_shift.min(bounds.record_shift);
         self.files.set_storing(Storing { record_shift, packing: behaviour.packing, checksum: behaviour.checksum });
-        self.files.set_rules(Rules { read_only: behaviour.readonly, access: access_times(&behaviour), quotas });
+        let (read_only, utf8_only) = (behaviour.readonly, behaviour.utf8_only);
+        self.files.set_rules(Rules { read_only, access: access_times(&behaviour), utf8_only, quotas });
         *self.behaviour.write() = behaviour;
     }
 

@@ -11,7 +11,7 @@ use crate::catalog::{PropertyRow, PropertySource};
 use crate::error::{Damage, PoolError};
 use crate::files::AccessTimes;
 use crate::pointer::Txg;
-use crate::properties::{Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective};
+use crate::properties::{Behaviour, Chain, Property, PropertyError, chain::Stored, dataset_property, effective, spelling};
 use crate::space::{Forest, LimitRefusal, Limits, OwnerQuotas, Usage};
 
 /// What a property shall become.
@@ -301,6 +301,16 @@ impl Admin {
         }
         *forest = next;
         Ok(())
+    }
+
+    /// The rows with which a dataset is made below a parent (0: it is the pool's own): rules for names that are not among them are the parent's.
+    pub(super) fn with_rules_for_names(
+        &self,
+        parent: u64,
+        rows: Vec<(String, PropertyRow)>,
+    ) -> Result<Vec<(String, PropertyRow)>, PoolError> {
+        let above = if parent == 0 { Vec::new() } else { self.catalog.properties(parent)? };
+        Ok(spelling::of_new(rows, &above)?)
     }
 
     /// Whether a dataset with these properties and this use may be made below a parent (0: it is the pool's own); its limits.

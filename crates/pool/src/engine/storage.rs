@@ -48,6 +48,10 @@ impl Storage for Store {
         if self.is_near() { Hashing::Near } else { Hashing::Whole }
     }
 
+    fn allow_folding(&self) -> Result<(), PoolError> {
+        self.allow_folding()
+    }
+
     fn tend(&self, budget: u64) -> Result<Work, PoolError> {
         let trimming = self.trim_step()?;
         let cleaned = self.clean_step(budget)?;

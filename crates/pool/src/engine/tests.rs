@@ -14,6 +14,7 @@ use crate::rows::{Extent, FileType, Inode as Row, Timestamp, Xattr, keys};
 use crate::tree::{Context, walk::Visitor, walk::walk};
 
 mod damage;
+mod folded;
 mod running;
 mod space;
 mod together;

@@ -42,12 +42,12 @@ pub trait Admission: Send + Sync {
     /// The commit of this txg will write so much more of the table.
     fn dirtied(&self, dataset: u64, txg: Txg, bytes: u64);
 
-    /// Makes room by a commit, if one may help: with a dataset, whose quota was in the way, only if something was done there since the last. Whether
-    /// there was one. Not under any lock.
+    /// Makes room by a commit, if one may help: where something is known to be `freed` by the next, or was done since the last; with a dataset, whose quota
+    /// was in the way, was done there. Whether there was one. Not under any lock.
     ///
     /// # Errors
     /// Those of the engine.
-    fn relieve(&self, dataset: Option<u64>) -> std::result::Result<bool, PoolError>;
+    fn relieve(&self, dataset: Option<u64>, freed: bool) -> std::result::Result<bool, PoolError>;
 
     /// What may be written to a dataset now, bytes.
     fn room(&self, dataset: u64) -> u64;
@@ -70,7 +70,7 @@ impl Admission for Unlimited {
 
     fn dirtied(&self, _: u64, _: Txg, _: u64) {}
 
-    fn relieve(&self, _: Option<u64>) -> std::result::Result<bool, PoolError> {
+    fn relieve(&self, _: Option<u64>, _: bool) -> std::result::Result<bool, PoolError> {
         Ok(false)
     }
 
@@ -98,6 +98,8 @@ pub struct Rules {
     pub read_only: bool,
     /// When reading is noted.
     pub access: AccessTimes,
+    /// New names have to be UTF-8.
+    pub utf8_only: bool,
     /// Quotas of owners.
     pub quotas: OwnerQuotas,
 }
@@ -107,7 +109,7 @@ pub struct Rules {
 pub enum Admit {
     /// If all limits allow it.
     Asked,
-    /// It was accepted before, by whoever collects writes: only a pool without any room refuses it.
+    /// It was accepted before, by whoever collects writes: only a pool that has nothing left but what removals need refuses it.
     Held,
     /// It makes room in the end: no quota refuses it.
     Freeing,
@@ -119,6 +121,11 @@ pub(super) fn worst(content: usize) -> u64 {
     const ROW: u64 = 128;
     let unit = u64::from(Pointer::UNIT);
     (content as u64 + u64::from(Pointer::HEADER)).next_multiple_of(unit) + ROW
+}
+
+/// Whether room is all that was missing.
+fn is_shortage(error: &FileError) -> bool {
+    matches!(error, FileError::OwnerQuota | FileError::Pool(PoolError::NoSpace | PoolError::Quota { .. }))
 }
 
 impl<T: Table> Files<T> {
@@ -156,6 +163,32 @@ impl<T: Table> Files<T> {
         })
     }
 
+    /// Promises an owner's writes to come so many bytes, if all limits allow them beside what is expected otherwise: by anybody, and by owners alone.
+    /// [`Self::withdraw`] ends the promise.
+    ///
+    /// # Errors
+    /// As [`Self::would_admit`].
+    pub fn promise(&self, (uid, gid): (u32, u32), bytes: u64, (beside, of_owners): (u64, u64)) -> Result<()> {
+        self.with_relief(|| {
+            self.check_writable()?;
+            self.judge_owners(
+                &[(OwnerKind::User, uid), (OwnerKind::Group, gid)],
+                bytes.saturating_add(beside).saturating_add(of_owners),
+                0,
+            )?;
+            self.admission.check(self.dataset, bytes.saturating_add(beside), Purpose::Write)?;
+            self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
+        })
+    }
+
+    /// So much of what was promised is not wanted any more, or is asked for now by what it was promised to.
+    pub fn withdraw(&self, bytes: u64) {
+        if bytes > 0 {
+            // Nothing of it is a frame, of whatever txg.
+            self.admission.turn(self.dataset, Txg(0), bytes, 0);
+        }
+    }
+
     pub(super) fn check_writable(&self) -> Result<()> {
         if self.headless.load(Ordering::Relaxed) {
             return Err(PoolError::Format(Damage::Structure("the head of the file system cannot be read: it is read-only")).into());
@@ -165,7 +198,12 @@ impl<T: Table> Files<T> {
 
     /// Runs an operation; where it is short of room, again after a commit that may have made some. Not under any lock.
     pub(super) fn with_relief<R>(&self, operation: impl Fn() -> Result<R>) -> Result<R> {
-        let outcome = self.relieved(&operation);
+        self.with_relief_for(Admit::Asked, operation)
+    }
+
+    /// The same; nothing that was held back waits for others who are short, since commits of snapshots wait for it.
+    pub(super) fn with_relief_for<R>(&self, admit: Admit, operation: impl Fn() -> Result<R>) -> Result<R> {
+        let outcome = self.relieved(admit, &operation);
         // Who has just removed a file may write at once: whoever had it open for him tells a little later that he has not any more.
         let short = matches!(outcome, Err(FileError::Quota | FileError::Pool(PoolError::NoSpace)));
         if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
@@ -176,7 +214,7 @@ impl<T: Table> Files<T> {
             std::thread::sleep(CLOSING_STEP);
         }
         // Once: others may go on removing what helps nobody here.
-        self.relieved(&operation)
+        self.relieved(admit, &operation)
     }
 
     /// A file has lost its last name.
@@ -184,22 +222,30 @@ impl<T: Table> Files<T> {
         *self.lost_name.lock() = Some(Instant::now());
     }
 
-    fn relieved<R>(&self, operation: &impl Fn() -> Result<R>) -> Result<R> {
+    fn relieved<R>(&self, admit: Admit, operation: &impl Fn() -> Result<R>) -> Result<R> {
         let mut outcome = operation();
+        if !outcome.as_ref().is_err_and(is_shortage) {
+            return outcome;
+        }
+        // One after the other: what a commit gave to one who waited would be taken by those who came later.
+        let _line = (admit == Admit::Asked).then(|| self.short.lock());
+        outcome = operation();
         for _ in 0..RELIEFS {
+            let freed = self.known.has_let_go();
             let relieved = match &outcome {
-                Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None)?,
-                Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset))?,
+                Err(FileError::Pool(PoolError::NoSpace)) => self.admission.relieve(None, freed)?,
+                Err(FileError::Pool(PoolError::Quota { dataset })) => self.admission.relieve(Some(*dataset), freed)?,
                 // What waits counts as it may become at worst, and what lost its last name still counts.
-                Err(FileError::OwnerQuota) if self.known.has_let_go() || !self.waiting.lock().is_empty() => {
-                    self.admission.relieve(Some(self.dataset))?
+                Err(FileError::OwnerQuota) if freed || !self.waiting.lock().is_empty() => {
+                    self.admission.relieve(Some(self.dataset), freed)?
                 }
-                _ => false,
+                _ => break,
             };
+            // Where nothing is left to commit, another's commit may have made room since the operation was refused.
+            outcome = operation();
             if !relieved {
                 break;
             }
-            outcome = operation();
         }
         match outcome {
             Err(FileError::OwnerQuota | FileError::Pool(PoolError::Quota { .. })) => Err(FileError::Quota),
@@ -215,7 +261,7 @@ impl<T: Table> Files<T> {
                 self.judge_owners(&[(OwnerKind::User, row.uid), (OwnerKind::Group, row.gid)], bytes, 0)?;
                 self.admission.admit(self.dataset, bytes, Some(Purpose::Write))
             }
-            Admit::Held => self.admission.admit(self.dataset, bytes, None),
+            Admit::Held => self.admission.admit(self.dataset, bytes, Some(Purpose::Free)),
             Admit::Freeing => {
                 let outcome = self.admission.admit(self.dataset, bytes, Some(Purpose::Free));
                 outcome.or_else(|_| self.admission.admit(self.dataset, bytes, Some(Purpose::Destroy)))

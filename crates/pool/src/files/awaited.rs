@@ -5,9 +5,9 @@
 //!
 //! Invariant: nobody looks again where there is one processor, and nobody for longer than [`LOOKS`] pauses: the holder may not be running.
 
-use std::sync::OnceLock;
-
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::store::processors;
 
 /// How often it is looked again ...
 const LOOKS: u32 = 40;
@@ -16,21 +16,12 @@ const PAUSES: u32 = 8;
 
 fn soon<G>(attempt: impl Fn() -> Option<G>) -> Option<G> {
     let taken = attempt();
-    if taken.is_some() || !are_several() {
+    if taken.is_some() || processors() < 2 {
         return taken;
     }
     (0..LOOKS).find_map(|_| {
         (0..PAUSES).for_each(|_| std::hint::spin_loop());
         attempt()
-    })
-}
-
-/// Whether the process may run on several processors: its first thread, that is, since whoever asks may keep to one of them.
-fn are_several() -> bool {
-    static SEVERAL: OnceLock<bool> = OnceLock::new();
-    *SEVERAL.get_or_init(|| {
-        let first = rustix::process::getpid();
-        rustix::thread::sched_getaffinity(Some(first)).is_ok_and(|processors| processors.count() > 1)
     })
 }
 

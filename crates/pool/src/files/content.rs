@@ -189,17 +189,30 @@ impl<T: Table> Files<T> {
         let ahead = self.pack_ahead(inode, offset, data);
         self.with_relief(|| {
             self.check_writable()?;
-            self.write_admitted(inode, offset, (data, ahead.as_ref()), Admit::Asked)
+            self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Asked, false))
         })
     }
 
-    /// As [`Self::write`], for what was accepted before: no limit refuses it any more.
+    /// As [`Self::write`], for what was stored to a mapping: nobody has been asked before. Where it is `timed`, the times stay, as in [`Self::write_held`].
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn write_stored(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], timed: bool) -> Result<WriteOutcome> {
+        let ahead = self.pack_ahead(inode, Some(offset), data);
+        self.with_relief(|| {
+            self.check_writable()?;
+            self.write_admitted(inode, Some(offset), (data, ahead.as_ref()), (Admit::Asked, timed))
+        })
+    }
+
+    /// As [`Self::write`], for what was accepted before: no limit refuses it any more. Where it is `timed`, the times stay: whoever held it back tells them
+    /// by himself, before or after.
     ///
     /// # Errors
     /// As [`Self::read`]; [`FileError::TooLarge`]; [`crate::PoolError::NoSpace`] where the pool has no room at all.
-    pub fn write_held(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8]) -> Result<WriteOutcome> {
+    pub fn write_held(&self, inode: &Arc<Inode>, offset: Option<u64>, data: &[u8], timed: bool) -> Result<WriteOutcome> {
         let ahead = self.pack_ahead(inode, offset, data);
-        self.with_relief(|| self.write_admitted(inode, offset, (data, ahead.as_ref()), Admit::Held))
+        self.with_relief_for(Admit::Held, || self.write_admitted(inode, offset, (data, ahead.as_ref()), (Admit::Held, timed)))
     }
 
     fn write_admitted(
@@ -207,7 +220,7 @@ impl<T: Table> Files<T> {
         inode: &Arc<Inode>,
         offset: Option<u64>,
         (data, ahead): (&[u8], Option<&PackedAhead>),
-        admit: Admit,
+        (admit, timed): (Admit, bool),
     ) -> Result<WriteOutcome> {
         let behind = |row: &Row| offset.unwrap_or(row.size).saturating_add(data.len() as u64);
         let (entered, mut edited) = self.enter_growing(inode, behind)?;
@@ -224,11 +237,14 @@ impl<T: Table> Files<T> {
         // All of it has to be in the first record.
         let is_small = data.len() <= INLINE_FILE.min(1 << edited.row.record_shift);
         if edited.active.is_none() && edited.row.size == 0 && offset == 0 && is_small {
-            return self.write_small(entered.txg(), edited, data, admit);
+            return self.write_small(entered.txg(), edited, data, (admit, timed));
         }
         let shift = edited.row.record_shift;
         inode.shift.store(shift, Ordering::Relaxed);
         let mut batch = Batch::default();
+        let owned = edited.row;
+        // What owners are charged for whole records is not in the table before the end.
+        let mut counted = 0;
         let mut written = 0usize;
         let mut failed = None;
         let mut rest = data;
@@ -242,7 +258,9 @@ impl<T: Table> Files<T> {
         let is_whole = |(piece, _): &(Piece, &[u8])| piece.length == 1 << shift;
         for group in parts.chunk_by(|one, next| is_whole(one) && is_whole(next)) {
             let (done, error) = match group {
-                [one, ..] if is_whole(one) => self.write_records(entered.txg(), &mut edited, (group, ahead), (admit, &mut batch)),
+                [one, ..] if is_whole(one) => {
+                    self.write_records(entered.txg(), &mut edited, (group, ahead), (admit, &mut batch, &mut counted))
+                }
                 [(piece, part)] => match self.buffer_part(entered.txg(), &mut edited, *piece, part, admit) {
                     Ok(()) => (piece.length, None),
                     Err(error) => (0, Some(error)),
@@ -258,30 +276,38 @@ impl<T: Table> Files<T> {
         if let (0, Some(error)) = (written, failed) {
             self.abandon(&batch);
             self.finish(inode, edited);
+            self.count_waiting(&owned, -counted);
             return Err(error);
         }
-        let now = (self.clock)();
         let row = &mut edited.row;
         row.size = row.size.max(offset + written as u64);
-        (row.modified, row.changed) = (now, now);
+        self.stamp_written(row, timed);
         let row = *row;
         let active = edited.activate();
         (active.row, active.changed) = (row, true);
-        self.apply_and_finish(entered.txg(), inode, edited, &batch)?;
+        let applied = self.apply_and_finish(entered.txg(), inode, edited, &batch);
+        self.count_waiting(&owned, -counted);
+        applied?;
         Ok(WriteOutcome { written, offset, has_attributes: row.flags & HAS_XATTRS != 0 })
     }
 
+    fn stamp_written(&self, row: &mut Row, timed: bool) {
+        if !timed {
+            let now = (self.clock)();
+            (row.modified, row.changed) = (now, now);
+        }
+    }
+
     /// The first content of a file, where it lies in its row: nothing of it stays in memory, and a record of the log holds it.
-    fn write_small(&self, txg: Txg, mut edited: Editing<'_>, data: &[u8], admit: Admit) -> Result<WriteOutcome> {
+    fn write_small(&self, txg: Txg, mut edited: Editing<'_>, data: &[u8], (admit, timed): (Admit, bool)) -> Result<WriteOutcome> {
         let promised = worst(data.len());
         self.admit_content(&edited.row, promised, admit)?;
         let mut batch = Batch::default();
         if form_of(&self.storing.read(), 0, data) != Form::Hole {
             batch.put(&keys::extent(edited.number, 0), Extent::Inline(data).encode());
         }
-        let now = (self.clock)();
         edited.row.size = data.len() as u64;
-        (edited.row.modified, edited.row.changed) = (now, now);
+        self.stamp_written(&mut edited.row, timed);
         let has_attributes = edited.row.flags & HAS_XATTRS != 0;
         edited.put(&mut batch);
         let applied = self.apply_recorded(txg, &batch);
@@ -295,13 +321,19 @@ impl<T: Table> Files<T> {
         txg: Txg,
         edited: &mut Editing<'_>,
         (records, ahead): (&[(Piece, &[u8])], Option<&PackedAhead>),
-        (admit, batch): (Admit, &mut Batch),
+        (admit, batch, counted): (Admit, &mut Batch, &mut i64),
     ) -> (usize, Option<FileError>) {
         let storing = *self.storing.read();
         let (number, shift) = (edited.number, edited.row.record_shift);
-        let mut failed = None;
+        let (mut failed, of_owners) = (None, self.has_owner_quotas());
         let admitted = |(_, content): &&(Piece, &[u8])| {
-            self.admit_content(&edited.row, worst(content.len()), admit).map_err(|error| failed = Some(error)).is_ok()
+            let bytes = worst(content.len());
+            let admitted = self.admit_content(&edited.row, bytes, admit).map_err(|error| failed = Some(error)).is_ok();
+            if admitted && of_owners {
+                self.count_waiting(&edited.row, bytes as i64);
+                *counted += bytes as i64;
+            }
+            admitted
         };
         let records: Vec<&(Piece, &[u8])> = records.iter().take_while(admitted).collect();
         let forms: Vec<Form> = records.iter().map(|(piece, content)| form_of(&storing, piece.record, content)).collect();

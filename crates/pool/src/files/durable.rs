@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::patches::is_unreadable;
-use super::{AttributeChange, Batch, FileError, Files, Inode, Result, Table, TimeChange};
+use super::{AttributeChange, Batch, ChangedTime, FileError, Files, Inode, Result, Table, TimeChange};
 use crate::error::PoolError;
 use crate::log::{Change, Ticket};
 use crate::rows::{Entry, Extent, FileType, Inode as Row, Xattr, keys};
@@ -198,6 +198,7 @@ impl<T: Table> Files<T> {
             size: (row.file_type() == Some(FileType::Regular)).then_some(row.size),
             accessed: Some(TimeChange::To(row.accessed)),
             modified: Some(TimeChange::To(row.modified)),
+            changed: ChangedTime::To(row.changed),
             kill_privileges: false,
             only_longer: false,
             flags: Some(row.flags),

@@ -158,6 +158,18 @@ pub enum TimeChange {
     To(Timestamp),
 }
 
+/// What becomes of the time of change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ChangedTime {
+    /// That of the operation.
+    #[default]
+    Now,
+    /// This one.
+    To(Timestamp),
+    /// As it is.
+    Stays,
+}
+
 /// A change of attributes; what is `None` stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttributeChange {
@@ -175,6 +187,8 @@ pub struct AttributeChange {
     pub accessed: Option<TimeChange>,
     /// Modification time.
     pub modified: Option<TimeChange>,
+    /// Time of change; where it stays, another size leaves the modification time as well.
+    pub changed: ChangedTime,
     /// Takes set-user-id, and set-group-id where the group may execute, as a write by somebody else does.
     pub kill_privileges: bool,
     /// File flags, all bits.
@@ -397,7 +411,9 @@ impl<T: Table> Files<T> {
                 FileType::Directory => return Err(FileError::IsDirectory),
                 _ => return Err(FileError::Invalid),
             }
-            edited.row.modified = now;
+            if change.changed != ChangedTime::Stays {
+                edited.row.modified = now;
+            }
         }
         apply_change(&mut edited.row, change, now);
         edited.put(batch);
@@ -490,6 +506,7 @@ impl<T: Table> Files<T> {
             root: numbers.root,
             seed: numbers.seed,
             hashing: numbers.hashing,
+            folding: numbers.folding,
             objects: numbers.objects.load(Relaxed),
         };
         let (key, head) = (keys::head(), head.encode());
@@ -527,7 +544,8 @@ impl<T: Table> Files<T> {
 /// Times of a file that has lost its last name for good: they live as long as it is held, so nothing but memory has to know them. The kernel tells one
 /// with each removal where it keeps times itself.
 fn change_nameless(edited: &mut Editing<'_>, change: &AttributeChange, now: Timestamp) -> Option<Row> {
-    let only_times = AttributeChange { accessed: change.accessed, modified: change.modified, ..AttributeChange::default() };
+    let AttributeChange { accessed, modified, changed, .. } = *change;
+    let only_times = AttributeChange { accessed, modified, changed, ..AttributeChange::default() };
     let row = &mut edited.row;
     let active = edited.active.as_mut().filter(|active| active.nameless && !active.linkable && *change == only_times)?;
     apply_change(row, change, now);
@@ -542,7 +560,7 @@ fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
     if let Some(permissions) = change.permissions {
         row.mode = row.mode & !0o7777 | permissions & 0o7777;
     }
-    if change.kill_privileges && row.file_type() == Some(FileType::Regular) {
+    if change.kill_privileges && row.file_type() != Some(FileType::Directory) {
         row.mode &= !SET_USER_ID;
         if row.mode & GROUP_EXECUTES != 0 {
             row.mode &= !SET_GROUP_ID;
@@ -559,5 +577,9 @@ fn apply_change(row: &mut Row, change: &AttributeChange, now: Timestamp) {
     };
     row.accessed = time(change.accessed, row.accessed);
     row.modified = time(change.modified, row.modified);
-    row.changed = now;
+    row.changed = match change.changed {
+        ChangedTime::Now => now,
+        ChangedTime::To(time) => time,
+        ChangedTime::Stays => row.changed,
+    };
 }

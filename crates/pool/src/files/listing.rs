@@ -1,12 +1,15 @@
 //! Listings: the entries of a directory in the order of their creation, with attributes where they are wanted.
 //!
 //! An entry's sequence is the cookie: it is unique, never given twice, and stays while the name stays; so a listing may be left and taken up again at any
-//! time, over a remount as well, and shows every name that is there throughout exactly once.
+//! time, over a remount as well, and shows every name that is there throughout exactly once. New names have higher ones: a listing that ends at the
+//! sequence that was next when it began ends, whatever is made or renamed meanwhile.
 //!
 //! Inodes are numbered in the order in which their names were made, so the attributes of a directory's files lie together as well: where they do, they
 //! are read in one pass beside that over the names, not one by one.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{FileError, Files, Inode, Result, Table};
 use crate::error::PoolError;
@@ -97,8 +100,14 @@ const FAR_LEAVES: usize = 64;
 const LOOKS_MOST: usize = 3;
 
 /// The rows of inodes from one to another.
-fn inodes(first: u64, last: u64) -> std::ops::Range<Vec<u8>> {
+fn inodes(first: u64, last: u64) -> Range<Vec<u8>> {
     keys::inode(first).to_vec()..keys::inode(last.saturating_add(1)).to_vec()
+}
+
+/// The entries of a directory behind one sequence and below another.
+fn entries(directory: u64, behind: u64, end: u64) -> Range<Vec<u8>> {
+    let first = behind.saturating_add(1);
+    keys::entry(directory, first).to_vec()..keys::entry(directory, end.max(first)).to_vec()
 }
 
 impl<T: Table> Files<T> {
@@ -108,7 +117,7 @@ impl<T: Table> Files<T> {
     /// [`FileError::NotDirectory`], those of the engine.
     pub fn list(&self, directory: &Inode, behind: u64, attributes: bool, most: usize) -> Result<Vec<Listed>> {
         let mut listed = Vec::new();
-        self.visit(directory, behind, attributes, most, &mut |seen| {
+        self.visit(directory, (behind, u64::MAX), attributes, most, &mut |seen| {
             let Seen { sequence, name, number, file_type, row } = *seen;
             let file = row.map(|row| (self.known.get(number), *row));
             listed.push(Listed { sequence, name: name.to_vec(), number, file_type, file });
@@ -117,7 +126,13 @@ impl<T: Table> Files<T> {
         Ok(listed)
     }
 
-    /// Shows the entries behind the sequence `behind` (0: from the beginning) until `visit` answers false. About `expected` of them will be wanted.
+    /// Above the sequences of all names that are there now, and not above those of names that will be.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        self.numbers.next.load(Ordering::Relaxed)
+    }
+
+    /// Shows the entries behind the sequence `behind` (0: from the beginning) and below `end` until `visit` answers false. About `expected` of them will be wanted.
     /// The visitor may do whatever it likes: no lock is held.
     ///
     /// # Errors
@@ -125,7 +140,7 @@ impl<T: Table> Files<T> {
     pub fn visit(
         &self,
         directory: &Inode,
-        behind: u64,
+        (behind, end): (u64, u64),
         attributes: bool,
         expected: usize,
         visit: &mut dyn FnMut(&Seen<'_>) -> bool,
@@ -138,11 +153,11 @@ impl<T: Table> Files<T> {
         let (mut behind, mut left) = (behind, expected);
         loop {
             let wanted = left.clamp(FEWEST, TOGETHER);
-            self.read_chunk(directory.number(), behind, (attributes, wanted), &mut chunk)?;
+            self.read_chunk(entries(directory.number(), behind, end), (attributes, wanted), &mut chunk)?;
             if chunk.entries.len() == wanted {
                 // A few entries with attributes are what every listing begins with.
                 let inodes_of = (attributes && wanted > FEWEST).then_some(row.size);
-                self.read_ahead(directory.number(), inodes_of, &chunk)?;
+                self.read_ahead((directory.number(), end), inodes_of, &chunk)?;
             }
             if attributes {
                 self.show_active(&mut chunk);
@@ -173,11 +188,11 @@ impl<T: Table> Files<T> {
     }
 
     /// Has what comes behind these entries read beside whoever gets them now, with the inodes of so many names where they are wanted.
-    fn read_ahead(&self, directory: u64, inodes_of: Option<u64>, chunk: &Chunk) -> Result<()> {
+    fn read_ahead(&self, (directory, end): (u64, u64), inodes_of: Option<u64>, chunk: &Chunk) -> Result<()> {
         let Some(last) = chunk.entries.last() else { return Ok(()) };
         let leaves = (NEAR_LEAVES, FAR_LEAVES);
         let table = self.table.read();
-        let names = table.absent_ahead(&keys::entries(directory, last.sequence.saturating_add(1)), leaves)?;
+        let names = table.absent_ahead(&entries(directory, last.sequence, end), leaves)?;
         // Where inodes lie in the order of the names, those of the names to come follow.
         let ordered = chunk.entries.is_sorted_by(|one, next| one.number < next.number && next.number - one.number <= DENSE);
         let rows = match inodes_of.filter(|_| ordered) {
@@ -190,8 +205,7 @@ impl<T: Table> Files<T> {
     }
 
     /// Reads the next entries, and the attributes that the table has of them, as they are at one moment.
-    fn read_chunk(&self, directory: u64, behind: u64, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
-        let range = keys::entries(directory, behind.saturating_add(1));
+    fn read_chunk(&self, range: Range<Vec<u8>>, (attributes, wanted): (bool, usize), chunk: &mut Chunk) -> Result<()> {
         self.warm_range(&range, CHUNK_LEAVES)?;
         let mut looks = 0..LOOKS_MOST;
         let (table, order) = loop {

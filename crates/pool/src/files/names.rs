@@ -1,7 +1,9 @@
 //! Names: look-up, new files, links, removal, rename.
 //!
-//! Invariant: whoever changes names holds `names` for the whole operation, and applies one batch; look-ups take the table's lock alone.
+//! Invariants: whoever looks for a name finds the one that is the same in this file system ([`crate::rows::Folding`]), and it keeps the spelling that it was
+//! given; whoever changes names holds `names` for the whole operation, and applies one batch; look-ups take the table's lock alone.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,6 +11,7 @@ use std::sync::atomic::Ordering;
 use super::inodes::Editing;
 use super::{Batch, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
+use crate::rows::folding::Normal;
 use crate::rows::{Entry, Extent, FileType, Inode as Row, NameHint, NameTarget, OwnerKind, Timestamp, entry, keys};
 use crate::space::Purpose;
 
@@ -95,7 +98,21 @@ impl<T: Table> Files<T> {
     }
 
     fn hash(&self, name: &[u8]) -> u64 {
-        self.numbers.hashing.hash(self.numbers.seed, name)
+        self.numbers.hashing.hash(self.numbers.seed, &self.numbers.folding.fold(name))
+    }
+
+    /// How a name that was found is spelled.
+    fn spelled(&self, table: &T, directory: u64, found: Found) -> Result<Vec<u8>> {
+        let row = table.get(&keys::entry(directory, found.sequence))?;
+        let row = row.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
+        Ok(Entry::decode(&row)?.name.to_vec())
+    }
+
+    /// Whether a file may get this name.
+    fn check_new_name(&self, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let utf8 = name.is_ascii() || std::str::from_utf8(name).is_ok();
+        if utf8 || self.numbers.folding.normal == Normal::None && !self.rules.read().utf8_only { Ok(()) } else { Err(FileError::NotUtf8) }
     }
 
     fn directory_row(&self, directory: &Inode) -> Result<Row> {
@@ -103,7 +120,7 @@ impl<T: Table> Files<T> {
         if row.file_type() == Some(FileType::Directory) { Ok(row) } else { Err(FileError::NotDirectory) }
     }
 
-    /// The entry of a name: by the hash, then by the name itself.
+    /// The entry of a name: by the hash, then by the name itself, or one that is the same.
     pub(super) fn find(&self, table: &T, directory: u64, name: &[u8]) -> Result<Option<Found>> {
         let hash = self.hash(name);
         let mut candidates = Vec::new();
@@ -116,7 +133,7 @@ impl<T: Table> Files<T> {
             let NameTarget { inode, file_type } = NameTarget::decode(&row)?;
             let named = table.get(&keys::entry(directory, sequence))?;
             let named = named.ok_or(crate::PoolError::Format(crate::Damage::Structure("a name without its entry")))?;
-            if Entry::decode(&named)?.name == name {
+            if self.numbers.folding.same(Entry::decode(&named)?.name, name) {
                 return Ok(Some(Found { inode, file_type, sequence }));
             }
         }
@@ -135,7 +152,7 @@ impl<T: Table> Files<T> {
         inherited: &[u8],
         new: &dyn Fn(&ParentView) -> Result<NewInode>,
     ) -> Result<(Arc<Inode>, Row)> {
-        check_name(name)?;
+        self.check_new_name(name)?;
         self.with_relief(|| {
             self.admit_rows(Purpose::Write)?;
             self.make_admitted(directory, name, inherited, new)
@@ -284,7 +301,7 @@ impl<T: Table> Files<T> {
     /// As [`Self::make`]; [`FileError::NotPermitted`] for directories, [`FileError::NotFound`] for a file that lost its last name,
     /// [`FileError::TooManyLinks`].
     pub fn link(&self, inode: &Arc<Inode>, directory: &Inode, name: &[u8]) -> Result<Row> {
-        check_name(name)?;
+        self.check_new_name(name)?;
         self.with_relief(|| self.admit_rows(Purpose::Write))?;
         let entered = self.enter()?;
         let _names = self.names.lock();
@@ -397,12 +414,12 @@ impl<T: Table> Files<T> {
 
     fn rename_and(&self, from: (&Inode, &[u8]), to: (&Inode, &[u8]), replace: MayReplace, left: Option<&Making<'_>>) -> Result<()> {
         check_name(from.1)?;
-        check_name(to.1)?;
+        self.check_new_name(to.1)?;
         let purpose = if left.is_some() { Purpose::Write } else { Purpose::Free };
         self.with_relief(|| self.admit_rows(purpose))?;
         let entered = self.enter()?;
         let _names = self.names.lock();
-        let (source, target) = {
+        let (source, mut target) = {
             let table = self.table.read();
             let source = self.find(&table, from.0.number(), from.1)?;
             (source, self.find(&table, to.0.number(), to.1)?)
@@ -411,6 +428,22 @@ impl<T: Table> Files<T> {
             self.directory_row(from.0)?;
             return Err(FileError::NotFound);
         };
+        let (mut old_name, mut new_name) = (Cow::Borrowed(from.1), Cow::Borrowed(to.1));
+        if !self.numbers.folding.is_exact() {
+            let table = self.table.read();
+            let spelled = self.spelled(&table, from.0.number(), source)?;
+            if target == Some(source) && from.0.number() == to.0.number() {
+                // Another spelling of one name.
+                if spelled == to.1 || left.is_some() || replace == MayReplace::Exchange {
+                    return Ok(());
+                }
+                target = None;
+            }
+            old_name = Cow::Owned(spelled);
+            if let (Some(target), MayReplace::Exchange) = (target, replace) {
+                new_name = Cow::Owned(self.spelled(&table, to.0.number(), target)?);
+            }
+        }
         if let ControlFlow::Break(answer) = self.judge_rename(from.0, source, to.0, target, replace)? {
             return answer;
         }
@@ -420,21 +453,26 @@ impl<T: Table> Files<T> {
         }
         let now = (self.clock)();
         let mut batch = Batch::default();
-        let (old, new) = (Place { directory: from.0.number(), name: from.1 }, Place { directory: to.0.number(), name: to.1 });
+        let (old, new) = (Place { directory: from.0.number(), name: &old_name }, Place { directory: to.0.number(), name: &new_name });
         let moved = self.known.get(source.inode);
         let mut moving = self.edit(&moved)?;
         let other = target.map(|target| self.known.get(target.inode));
         let mut replaced = other.as_deref().map(|other| self.edit(other)).transpose()?;
-        self.leave_name(&mut batch, &old, source.sequence);
+        // A name that is there before and after stays where it was in listings, and so does a file that gets another name in its directory: whoever is reading
+        // the directory meets each of them once.
+        let beside = from.0.number() == to.0.number() && left.is_none();
+        let sequence = match target {
+            Some(target) => target.sequence,
+            None if beside => source.sequence,
+            None => self.number(),
+        };
         lose(parents.from(), source.file_type, now);
         if let (Some(target), Some(edited)) = (target, replaced.as_mut()) {
-            self.leave_name(&mut batch, &new, target.sequence);
             lose(parents.to(), target.file_type, now);
             if replace == MayReplace::Exchange {
-                let sequence = self.number();
-                self.enter_name(&mut batch, &old, sequence, (target.inode, target.file_type));
+                self.enter_name(&mut batch, &old, source.sequence, (target.inode, target.file_type));
                 gain(parents.from(), target.file_type, now)?;
-                edited.row.hint = Some(NameHint { directory: old.directory, sequence });
+                edited.row.hint = Some(NameHint { directory: old.directory, sequence: source.sequence });
                 edited.row.changed = now;
                 edited.put(&mut batch);
             } else {
@@ -442,13 +480,15 @@ impl<T: Table> Files<T> {
                 lose_name(edited, now, &mut batch);
             }
         }
-        let sequence = self.number();
+        if replace != MayReplace::Exchange && left.is_none() {
+            self.leave_name(&mut batch, &old, source.sequence);
+        }
         self.enter_name(&mut batch, &new, sequence, (source.inode, source.file_type));
         gain(parents.to(), source.file_type, now)?;
         moving.row.hint = Some(NameHint { directory: new.directory, sequence });
         moving.row.changed = now;
         moving.put(&mut batch);
-        let made = left.map(|new| self.leave_another(entered.txg(), (from.0, &old), parents.from(), new, now, &mut batch));
+        let made = left.map(|new| self.leave_another(entered.txg(), (from.0, &old, source.sequence), parents.from(), new, now, &mut batch));
         let made = made.transpose().inspect_err(|_| self.abandon(&batch))?;
         parents.put(&mut batch);
         self.apply_recorded(entered.txg(), &batch)?;
@@ -465,7 +505,7 @@ impl<T: Table> Files<T> {
     fn leave_another(
         &self,
         txg: Txg,
-        (directory, place): (&Inode, &Place<'_>),
+        (directory, place, sequence): (&Inode, &Place<'_>, u64),
         parent: &mut Editing<'_>,
         new: &Making<'_>,
         now: Timestamp,
@@ -473,14 +513,14 @@ impl<T: Table> Files<T> {
     ) -> Result<Row> {
         let mut made = self.born(directory, parent, b"", new, now)?;
         let number = self.number();
-        made.row.hint = Some(NameHint { directory: place.directory, sequence: number });
+        made.row.hint = Some(NameHint { directory: place.directory, sequence });
         made.row.links = 1;
         let file_type = file_type(&made.row)?;
         if file_type == FileType::Directory {
             return Err(FileError::IsDirectory);
         }
         self.put_new(txg, number, &mut made, batch)?;
-        self.enter_name(batch, place, number, (number, file_type));
+        self.enter_name(batch, place, sequence, (number, file_type));
         gain(parent, file_type, now)?;
         Ok(made.row)
     }

@@ -14,6 +14,7 @@ use crate::frames::NewFrame;
 use crate::rows::{FileType, Inode as Row};
 
 mod cuts;
+mod folded;
 mod rot;
 
 #[derive(Clone, Default)]
@@ -136,7 +137,7 @@ fn ground(frames: &Arc<MapFrames>) -> Ground {
 
 fn empty() -> (Files<MapTable>, Arc<MapFrames>) {
     let frames = Arc::new(MapFrames { room: AtomicI64::new(-1), ..MapFrames::default() });
-    (Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, 99), (0, 0)).unwrap(), frames)
+    (Files::format(ground(&frames), MapTable::default(), (keys::Hashing::Near, Folding::EXACT, 99), (0, 0)).unwrap(), frames)
 }
 
 fn new(file_type: FileType) -> impl Fn(&ParentView) -> Result<NewInode> {
@@ -194,7 +195,7 @@ fn check(files: &MapFiles, frames: &MapFrames, freed: &mut Vec<Dead>) {
                     *links.entry(entry.inode).or_default() += 1;
                 }
                 named.insert((directory, sequence), entry.inode);
-                let key = keys::name(directory, keys::near_hash(99, entry.name), sequence);
+                let key = keys::name(directory, keys::near_hash(99, &files.folding().fold(entry.name)), sequence);
                 assert!(table.0.contains_key(key.as_slice()));
             }
             keys::Key::Name { .. } => by_hash += 1,
@@ -283,6 +284,73 @@ fn names_are_made_found_listed_and_taken() {
 }
 
 #[test]
+fn a_listing_meets_each_name_once_and_none_that_came_later() {
+    let (files, frames) = empty();
+    let root = files.root();
+    let _made: Vec<Arc<Inode>> = (b'a'..=b'h').map(|name| make(&files, &root, &[name], FileType::Regular)).collect();
+    let end = files.next_sequence();
+    let listed = |behind: u64, end: u64, most: usize| {
+        let mut names = Vec::new();
+        let visit = &mut |seen: &Seen<'_>| {
+            names.push((seen.sequence, String::from_utf8(seen.name.to_vec()).unwrap()));
+            names.len() < most
+        };
+        files.visit(&root, (behind, end), true, most, visit).unwrap();
+        names
+    };
+    let first = listed(0, end, 2);
+    // Moved behind the reader and before him; put in the place of another; exchanged; new; one that leaves another.
+    for (old, new, replace) in [("a", "moved-a", MayReplace::No), ("c", "moved-c", MayReplace::No), ("d", "e", MayReplace::Yes)] {
+        files.rename((&root, old.as_bytes()), (&root, new.as_bytes()), replace).unwrap();
+    }
+    files.rename((&root, b"f"), (&root, b"g"), MayReplace::Exchange).unwrap();
+    files.rename_leaving((&root, b"h"), (&root, b"moved-h"), MayReplace::No, &new(FileType::CharDevice)).unwrap();
+    make(&files, &root, b"new", FileType::Regular);
+    let rest = listed(first[1].0, end, 100);
+    let told = |listed: &[(u64, String)]| listed.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>().join(" ");
+    assert_eq!((told(&first), told(&rest)), ("a b".to_owned(), "moved-c e f g h".to_owned()));
+    assert_eq!(listed(rest[4].0, end, 100), []);
+    assert_eq!(told(&listed(0, files.next_sequence(), 100)), "moved-a b moved-c e f g h moved-h new");
+    assert_eq!(files.look_up(&root, b"h").unwrap().1.file_type(), Some(FileType::CharDevice));
+    check(&files, &frames, &mut Vec::new());
+}
+
+#[test]
+fn times_are_those_that_whoever_keeps_them_tells() {
+    let (files, _) = empty();
+    let root = files.root();
+    let file = make(&files, &root, b"f", FileType::Regular);
+    let at = |seconds| Timestamp { seconds, nanoseconds: 5 };
+    let told = |modified, changed| {
+        let change = AttributeChange { modified: Some(TimeChange::To(at(modified))), changed, ..AttributeChange::default() };
+        let row = files.set_attributes(&file, &change).unwrap();
+        (row.modified, row.changed)
+    };
+    let now = || {
+        let row = files.attributes(&file).unwrap();
+        (row.modified, row.changed)
+    };
+    files.write(&file, Some(0), &[1; 10_000]).unwrap();
+    assert_eq!(told(-7, ChangedTime::To(at(-8))), (at(-7), at(-8)));
+    // A write that comes late: short, long, and the first of a file.
+    files.write_held(&file, Some(0), b"late", true).unwrap();
+    files.write_held(&file, Some(0), &[2; 300_000], true).unwrap();
+    let small = make(&files, &root, b"g", FileType::Regular);
+    let made = files.attributes(&small).unwrap().changed;
+    files.write_held(&small, Some(0), b"late", true).unwrap();
+    assert_eq!(files.attributes(&small).unwrap().changed, made);
+    // The size that it has.
+    let resized = AttributeChange { size: Some(300_000), changed: ChangedTime::Stays, ..AttributeChange::default() };
+    files.set_attributes(&file, &resized).unwrap();
+    assert_eq!(now(), (at(-7), at(-8)));
+    // Without a time of its own each change has that of the clock.
+    files.write_held(&file, Some(0), b"late", false).unwrap();
+    assert!(now().0 > at(0) && now().1 > at(0));
+    files.unlink(&root, b"f").unwrap();
+    assert_eq!(told(-9, ChangedTime::To(at(-10))), (at(-9), at(-10)), "nor does a file without a name forget it");
+}
+
+#[test]
 fn a_file_without_a_name_lives_while_it_is_held() {
     let (files, frames) = empty();
     let root = files.root();
@@ -351,7 +419,12 @@ fn a_full_pool_loses_nothing_that_was_accepted() {
     assert!(matches!(files.write(&a, Some(5 * 4096), &data), Err(FileError::Pool(PoolError::NoSpace))));
     files.write(&a, Some(100), b"parts are kept in memory").unwrap();
     files.write(&a, Some(5000), b"until there is room").unwrap();
-    assert!(files.flush(Txg(7)).is_err());
+    // Nobody else is stopped by it, and whoever syncs it or goes on is told.
+    let other = make(&files, &root, b"other", FileType::Regular);
+    files.flush(Txg(7)).unwrap();
+    assert!(files.look_at_table(|table| table.0.contains_key(keys::inode(other.number()).as_slice())));
+    assert!(matches!(a.check_synced(), Err(FileError::Pool(PoolError::NoSpace))));
+    assert!(matches!(files.write(&a, Some(100), b"more"), Err(FileError::Pool(PoolError::NoSpace))));
     let mut expected = data[..5 * 4096].to_vec();
     expected[100..124].copy_from_slice(b"parts are kept in memory");
     expected[5000..5019].copy_from_slice(b"until there is room");
@@ -359,6 +432,16 @@ fn a_full_pool_loses_nothing_that_was_accepted() {
     frames.room.store(-1, Ordering::Relaxed);
     check(&files, &frames, &mut Vec::new());
     assert_eq!(files.buffered(), 0);
+    assert_eq!(content(&files, &a), expected);
+    a.check_synced().unwrap();
+    // Where there is none for long, it is given up: memory is not held for ever.
+    files.write(&a, Some(100), b"gone with the next commits").unwrap();
+    frames.room.store(0, Ordering::Relaxed);
+    (7..67).for_each(|txg| files.flush(Txg(txg)).unwrap());
+    assert!(files.buffered() > 0);
+    files.flush(Txg(67)).unwrap();
+    assert_eq!(files.buffered(), 0);
+    assert!(a.check_synced().is_err() && a.check_synced().is_ok());
     assert_eq!(content(&files, &a), expected);
 }
 

@@ -69,6 +69,8 @@ impl Identity {
     pub const TWICE: u64 = 1;
     /// Another one: file systems may have names of neighbouring numbers side by side ([`crate::rows::keys::near_hash`]).
     pub const NEAR: u64 = 2;
+    /// A third one: there may be file systems in which names are the same though their bytes differ ([`crate::rows::Folding`]).
+    pub const FOLDED: u64 = 4;
 
     /// Whether it fits the labels.
     ///
@@ -129,7 +131,7 @@ impl Identity {
             return Err(PoolError::Refused(format!("the pool has format {version}; this program knows format {VERSION}")));
         }
         let (revision, incompatible) = (from.u64()?, from.u64()?);
-        let unknown = incompatible & !(Self::TWICE | Self::NEAR);
+        let unknown = incompatible & !(Self::TWICE | Self::NEAR | Self::FOLDED);
         if unknown != 0 {
             return Err(PoolError::Refused(format!("the pool uses features that this program does not know: {unknown:#x}")));
         }

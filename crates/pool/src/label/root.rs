@@ -84,6 +84,8 @@ pub struct Root {
     pub table: Option<Pointer>,
     /// What has changed in the table since, oldest first.
     pub deltas: Vec<Pointer>,
+    /// The record of the next generation is written in two rounds, to places that all hold records: where no copy of it can be read, it is damaged.
+    pub guarded: bool,
 }
 
 impl Root {
@@ -121,6 +123,7 @@ impl Root {
         for delta in &self.deltas {
             delta.encode(&mut body);
         }
+        body.u8(u8::from(self.guarded));
         let mut body = body.finish();
         if body.len() > LENGTH - 24 || self.upper.len() > UPPER_LIMIT {
             return Err(PoolError::Refused("a root record would be longer than its place".to_owned()));
@@ -179,7 +182,25 @@ impl Root {
         for _ in 0..from.varint()? {
             deltas.push(Pointer::decode(from)?);
         }
-        Ok(Self { pool, generation, kept, txg, time, clean, next_segment, catalog, upper, log_start, log, table_segments, table, deltas })
+        // Those who wrote none knew nothing of it.
+        let guarded = from.u8().is_ok_and(|guarded| guarded == 1);
+        Ok(Self {
+            pool,
+            generation,
+            kept,
+            txg,
+            time,
+            clean,
+            next_segment,
+            catalog,
+            upper,
+            log_start,
+            log,
+            table_segments,
+            table,
+            deltas,
+            guarded,
+        })
     }
 }
 

@@ -65,6 +65,7 @@ fn root(generation: u64) -> Root {
             .collect(),
         table: Some(pointer(2)),
         deltas: (0..12).map(pointer).collect(),
+        guarded: true,
     }
 }
 
@@ -120,17 +121,19 @@ fn a_crash_while_identities_are_written_leaves_one() {
 fn a_newer_format_is_refused_in_words() {
     let device = Simulator::new("sim", 64 << 20);
     let mut newer = identity(1);
-    newer.incompatible = 4;
+    newer.incompatible = 8;
     write_identity(&device, &newer).unwrap();
     let error = probe(&device).unwrap_err();
-    assert!(error.to_string().contains("features that this program does not know: 0x4"), "{error}");
+    assert!(error.to_string().contains("features that this program does not know: 0x8"), "{error}");
 }
 
 #[test]
 fn rings_keep_the_last_roots() {
     let device = Simulator::new("sim", 64 << 20);
     for generation in 1..=100 {
-        write_root(&device, generation, &root(generation).encode().unwrap()).unwrap();
+        for round in [Round::First, Round::Second] {
+            write_root(&device, generation, &root(generation).encode().unwrap(), round).unwrap();
+        }
     }
     let found: Vec<u64> = roots(&device, 77).unwrap().iter().map(|root| root.generation).collect();
     assert_eq!(found, (5..=100).collect::<Vec<_>>());

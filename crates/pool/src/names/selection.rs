@@ -54,11 +54,16 @@ impl SnapshotSelection {
     /// What is wrong with it.
     pub fn parse(argument: &str) -> Result<Self, NameError> {
         let (filesystem, list) = argument.split_once('@').ok_or(NameError::NoSnapshotDelimiter)?;
-        if list.contains(['@', '#']) {
-            return Err(NameError::MultipleDelimiters);
-        }
         Name::filesystem(filesystem)?;
-        let ranges = list.split(',').map(range).collect::<Result<_, _>>()?;
+        if !list.contains(',') {
+            if list.contains(['@', '#']) {
+                return Err(NameError::MultipleDelimiters);
+            }
+            return Ok(Self { filesystem: filesystem.to_owned(), ranges: vec![range(list)?] });
+        }
+        // In a list, as in ZFS, what can be no snapshot's name is one that is not there.
+        let ranges = list.split(',').filter(|part| !part.is_empty());
+        let ranges = ranges.map(|part| range(part).unwrap_or_else(|_| SnapshotRange::One(part.to_owned()))).collect();
         Ok(Self { filesystem: filesystem.to_owned(), ranges })
     }
 

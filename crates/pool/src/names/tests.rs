@@ -86,6 +86,8 @@ fn selections_of_snapshots() {
     assert_eq!(select("t@%"), Ok(vec![0, 1, 2, 3, 4]));
     assert_eq!(select("t@a,c%d,e"), Ok(vec![0, 2, 3, 4]));
     assert_eq!(select("t@b%b"), Ok(vec![1]));
+    assert_eq!(select("t@,a,,b,"), Ok(vec![0, 1]));
+    assert_eq!(select("t@a,@"), Err(SelectionError::NoSnapshot("@".to_owned())));
     assert_eq!(select("t@x"), Err(SelectionError::NoSnapshot("x".to_owned())));
     assert_eq!(select("t@a%x"), Err(SelectionError::NoSnapshot("x".to_owned())));
     assert_eq!(select("t@d%b"), Err(SelectionError::Backwards("d".to_owned(), "b".to_owned())));
@@ -93,7 +95,6 @@ fn selections_of_snapshots() {
     for (argument, error) in [
         ("t", NameError::NoSnapshotDelimiter),
         ("t@a@b", NameError::MultipleDelimiters),
-        ("t@a,", NameError::EmptyComponent),
         ("t@", NameError::EmptyComponent),
         ("t@a%b%c", NameError::InvalidCharacter('%')),
         ("@a", NameError::Empty),

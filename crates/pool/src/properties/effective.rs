@@ -2,7 +2,7 @@
 //!
 //! A chain is the dataset, its parent, and so on to the pool's root, each with its stored rows.
 
-use super::{DATASET_PROPERTIES, Definition, Property, find};
+use super::{DATASET_PROPERTIES, Definition, Property, find, spelling};
 use crate::catalog::{PropertyRow, PropertySource};
 use crate::error::{Damage, PoolError};
 use crate::frames::Packing;
@@ -81,6 +81,10 @@ pub fn effective(property: &Property, chain: &[Level<'_>]) -> Option<Effective> 
     match property {
         Property::Known(definition) if definition.default.is_empty() => None,
         Property::Known(definition) if definition.name == "mountpoint" => Some(mountpoint(chain)),
+        // What a dataset has for good was set, inherited or the default once: ZFS tells none of that.
+        Property::Known(definition) if spelling::is_one(definition.name) => {
+            Some(Effective { source: Source::None, ..known(definition, chain) })
+        }
         Property::Known(definition) => Some(known(definition, chain)),
         Property::User(name) => nearest(name, chain, chain.len()),
         Property::Owner(owner) => {

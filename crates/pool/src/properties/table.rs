@@ -28,6 +28,11 @@ const fn fixed(name: &'static str, column: &'static str, kind: Kind, default: &'
     Definition { settable: Settable::AtCreation, ..inherited(name, column, kind, default, values) }
 }
 
+/// Given to a dataset when it is made, and taken over from the parent then: what becomes of that later changes nothing.
+const fn for_good(name: &'static str, column: &'static str, kind: Kind, default: &'static str, values: &'static str) -> Definition {
+    Definition { inherited: false, ..fixed(name, column, kind, default, values) }
+}
+
 const fn short(name: &'static str, definition: Definition) -> Definition {
     Definition { short: Some(name), ..definition }
 }
@@ -54,7 +59,13 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     inherited("atime", "ATIME", ON_OFF, "on", "on | off"),
     short("avail", figure("available", "AVAIL", Kind::Bytes, Scope::Filesystem, "<size>")),
     own("canmount", "CANMOUNT", Kind::Choice(&["on", "off", "noauto"]), "on", "on | off | noauto"),
-    fixed("casesensitivity", "CASE", Kind::Choice(&["sensitive"]), "sensitive", "sensitive"),
+    for_good(
+        "casesensitivity",
+        "CASE",
+        Kind::Choice(&["sensitive", "insensitive", "mixed"]),
+        "sensitive",
+        "sensitive | insensitive | mixed",
+    ),
     inherited("checksum", "CHECKSUM", Kind::Choice(&["on", "xxh3", "blake3"]), "on", "on | xxh3 | blake3"),
     figure("clones", "CLONES", Kind::Figure, Scope::Snapshot, "<dataset>[,...]"),
     short(
@@ -94,7 +105,13 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     figure("mounted", "MOUNTED", Kind::Figure, Scope::Filesystem, "yes | no"),
     inherited("mountpoint", "MOUNTPOINT", Kind::Mountpoint, "/", "<path> | legacy | none"),
     unserved("nbmand", "NBMAND", "Linux has no mandatory locks", &["off"], "off"),
-    fixed("normalization", "NORMALIZATION", Kind::Choice(&["none"]), "none", "none"),
+    for_good(
+        "normalization",
+        "NORMALIZATION",
+        Kind::Choice(&["none", "formC", "formD", "formKC", "formKD"]),
+        "none",
+        "none | formC | formD | formKC | formKD",
+    ),
     figure("objsetid", "OBJSETID", Kind::Figure, Scope::FilesystemAndSnapshot, "<number>"),
     figure("origin", "ORIGIN", Kind::Figure, Scope::Filesystem, "<snapshot>"),
     inherited("overlay", "OVERLAY", ON_OFF, "on", "on | off"),
@@ -130,7 +147,7 @@ pub const DATASET_PROPERTIES: &[Definition] = &[
     figure("usedbyrefreservation", "USEDREFRESERV", Kind::Bytes, Scope::Filesystem, "<size>"),
     figure("usedbysnapshots", "USEDSNAP", Kind::Bytes, Scope::Filesystem, "<size>"),
     figure("userrefs", "USERREFS", Kind::Figure, Scope::Snapshot, "<count>"),
-    fixed("utf8only", "UTF8ONLY", ON_OFF, "off", "on | off"),
+    for_good("utf8only", "UTF8ONLY", ON_OFF, "off", "on | off"),
     unserved("version", "VERSION", "the format belongs to the pool", &["current"], "1"),
     fixed("volblocksize", "VOLBLOCK", Kind::Unserved(VOLUMES, &[]), "-", "not served"),
     unserved("volmode", "VOLMODE", VOLUMES, &["default"], "default"),
@@ -150,11 +167,11 @@ pub const POOL_PROPERTIES: &[Definition] = &[
     pool(own("autoreplace", "REPLACE", Kind::Unserved(REDUNDANCY, &["off"]), "off", "off")),
     pool(own("autotrim", "AUTOTRIM", ON_OFF, "off", "on | off")),
     pool(own("bootfs", "BOOTFS", Kind::Unserved("nothing boots from a pool", &["", "-"]), "", "not served")),
-    pool(own("cachefile", "CACHEFILE", Kind::Choice(&["none", ""]), "", "none")),
+    pool(own("cachefile", "CACHEFILE", Kind::Path, "", "<file> | none")),
     pool(short("cap", figure("capacity", "CAP", Kind::Figure, Scope::Pool, "<size>"))),
     pool(figure("checkpoint", "CKPOINT", Kind::Bytes, Scope::Pool, "<size>")),
     pool(own("comment", "COMMENT", Kind::Text(32), "", "<comment-string>")),
-    pool(own("compatibility", "COMPATIBILITY", Kind::Choice(&["off", "legacy"]), "off", "off | legacy")),
+    pool(own("compatibility", "COMPATIBILITY", Kind::Words(1023), "off", "<file[,file...]> | off | legacy")),
     pool(short("dedup", figure("dedupratio", "DEDUP", Kind::Figure, Scope::Pool, "<1.00x or higher if deduped>"))),
     pool(own(
         "delegation",

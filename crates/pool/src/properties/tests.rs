@@ -119,7 +119,8 @@ fn what_is_refused_is_refused_in_the_words_of_zfs() {
     }
     let creating = |name: &str, text: &str| dataset_property(name).unwrap().parse(text, true);
     assert_eq!(creating("utf8only", "on").as_deref(), Ok("on"));
-    assert!(creating("casesensitivity", "mixed").is_err());
+    assert_eq!(creating("casesensitivity", "mixed").as_deref(), Ok("mixed"));
+    assert!(creating("casesensitivity", "Insensitive").is_err() && creating("normalization", "formc").is_err());
     assert!(creating("encryption", "on").is_err());
     assert!(set("module:x", &"v".repeat(8192)).is_err());
     assert!(set(&format!("module:{}", "x".repeat(250)), "v").is_err());
@@ -140,7 +141,8 @@ fn properties_of_pools() {
     assert_eq!(set("altroot", "mnt", true), Err("'altroot' must be an absolute path or 'none'".to_owned()));
     assert_eq!(set("comment", "the old disk", false), Ok("the old disk".to_owned()));
     assert_eq!(set("comment", &"x".repeat(33), false), Err("'comment' must be printable and at most 32 characters long".to_owned()));
-    assert!(matches!(pool_property("feature@x"), Ok(Property::Feature(_))));
+    assert!(matches!(pool_property("feature@extensible_dataset"), Ok(Property::Feature(_))));
+    assert!(pool_property("feature@x").is_err());
     assert_eq!(pool_property("listsnaps").unwrap(), pool_property("listsnapshots").unwrap());
 }
 

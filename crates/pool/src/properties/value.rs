@@ -56,7 +56,8 @@ impl Definition {
                 _ => absolute(text).ok_or(PropertyError::NotMountpoint(self.name)),
             },
             Kind::Path => match text {
-                "" | "none" => Ok("none".to_owned()),
+                "none" => Ok("none".to_owned()),
+                "" => Ok(self.default.to_owned()),
                 _ => absolute(text).ok_or(PropertyError::NotPath(self.name)),
             },
             Kind::Text(most) => {
@@ -67,6 +68,15 @@ impl Definition {
                 let number = size::parse(text)?;
                 let fits = (from..=to).contains(&number);
                 if fits { Ok(number.to_string()) } else { Err(PropertyError::OutOfRange(self.name, from, to)) }
+            }
+            Kind::Words(most) => {
+                let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+                let words = text.is_empty() || text.split(',').all(|word| !word.is_empty() && word.chars().all(allowed));
+                match (words && text.len() <= most, text) {
+                    (false, _) => Err(PropertyError::BadText(self.name, most)),
+                    (true, "") => Ok(self.default.to_owned()),
+                    (true, text) => Ok(text.to_owned()),
+                }
             }
             Kind::Unserved(why, harmless) => {
                 let harmless = harmless.contains(&text);
@@ -101,7 +111,6 @@ impl Definition {
             Kind::Limit if value == "0" => "none".to_owned(),
             Kind::Bytes | Kind::Limit => size::human_bytes_of(value),
             Kind::RecordSize => value.parse().map_or_else(|_| value.to_owned(), size::human),
-            Kind::Path if value == "none" => "-".to_owned(),
             Kind::Text(_) if value.is_empty() => "-".to_owned(),
             _ => value.to_owned(),
         }

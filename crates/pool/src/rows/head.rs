@@ -1,13 +1,15 @@
 //! The head of a dataset's tree: what the dataset layer needs before it can read anything else.
 
+use super::folding::Folding;
 use super::keys::Hashing;
 use super::{damaged, keys, whole};
 use crate::codec::Writer;
 use crate::error::PoolError;
 
-/// Layouts of the row: they tell how names are hashed.
+/// Layouts of the row: they tell how names are hashed. In the last a byte follows that tells which names are the same.
 const WHOLE: u8 = 1;
 const NEAR: u8 = 2;
+const FOLDED: u8 = 3;
 
 /// The value of the head's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub struct Head {
     pub seed: u64,
     /// How names are hashed.
     pub hashing: Hashing,
+    /// Which names are the same. Where it is not [`Folding::EXACT`], names are hashed as [`Hashing::Near`] has it.
+    pub folding: Folding,
     /// How many inodes there are.
     pub objects: u64,
 }
@@ -29,15 +33,25 @@ impl Head {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::default();
-        to.u8(match self.hashing {
-            Hashing::Whole => WHOLE,
-            Hashing::Near => NEAR,
-        });
+        match (self.folding.is_exact(), self.hashing) {
+            (true, Hashing::Whole) => to.u8(WHOLE),
+            (true, Hashing::Near) => to.u8(NEAR),
+            (false, _) => {
+                to.u8(FOLDED);
+                to.u8(self.folding.byte());
+            }
+        }
         to.u64(self.seed);
         to.varint(self.next);
         to.varint(self.root);
         to.varint(self.objects);
         to.finish()
+    }
+
+    /// The hash under which a name is looked up.
+    #[must_use]
+    pub fn hash(&self, name: &[u8]) -> u64 {
+        self.hashing.hash(self.seed, &self.folding.fold(name))
     }
 
     /// Reads the row's value.
@@ -46,12 +60,16 @@ impl Head {
     /// [`PoolError::Format`] for bytes that are no head.
     pub fn decode(bytes: &[u8]) -> Result<Self, PoolError> {
         let head = whole(bytes, |from| {
-            let hashing = match from.u8()? {
-                WHOLE => Hashing::Whole,
-                NEAR => Hashing::Near,
+            let (hashing, folding) = match from.u8()? {
+                WHOLE => (Hashing::Whole, Folding::EXACT),
+                NEAR => (Hashing::Near, Folding::EXACT),
+                FOLDED => {
+                    let folding = Folding::of_byte(from.u8()?).filter(|folding| !folding.is_exact());
+                    (Hashing::Near, folding.ok_or_else(|| damaged("unknown rules for names"))?)
+                }
                 _ => return Err(damaged("unknown layout of a head")),
             };
-            Ok(Self { hashing, seed: from.u64()?, next: from.varint()?, root: from.varint()?, objects: from.varint()? })
+            Ok(Self { hashing, folding, seed: from.u64()?, next: from.varint()?, root: from.varint()?, objects: from.varint()? })
         })?;
         if head.next > keys::SEQUENCE_MOST || head.root >= head.next {
             return Err(damaged("the counters of a head"));

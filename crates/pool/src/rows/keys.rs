@@ -62,7 +62,7 @@ pub enum Key {
     Name {
         /// The directory's inode.
         directory: u64,
-        /// [`name_hash`] of the name.
+        /// [`Hashing::hash`] of the name.
         hash: u64,
         /// The entry's number.
         sequence: u64,

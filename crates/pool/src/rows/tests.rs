@@ -142,7 +142,7 @@ proptest! {
     #[test]
     fn counters_survive(seed: u64, next in 1..=keys::SEQUENCE_MOST, root: u64, objects: u64, bytes: u64) {
         let hashing = if seed.is_multiple_of(2) { keys::Hashing::Whole } else { keys::Hashing::Near };
-        let head = Head { next, root: root % next, seed, hashing, objects };
+        let head = Head { next, root: root % next, seed, hashing, folding: Folding::EXACT, objects };
         prop_assert_eq!(Head::decode(&head.encode()).unwrap(), head);
         let used = OwnerUse { bytes, objects };
         prop_assert_eq!(OwnerUse::decode(&used.encode()).unwrap(), used);
@@ -195,7 +195,10 @@ fn what_no_row_may_hold() {
     assert!(Xattr::decode(&Xattr::Inline(&[0; 4097]).encode()).is_err());
     assert!(Key::decode(&keys::entry(1, u64::MAX)).is_err());
     assert!(Key::decode(&keys::xattr(1, b"")).is_err());
-    assert!(Head::decode(&Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, objects: 0 }.encode()).is_err());
+    assert!(
+        Head::decode(&Head { next: 3, root: 3, seed: 0, hashing: keys::Hashing::Whole, folding: Folding::EXACT, objects: 0 }.encode())
+            .is_err()
+    );
     let mut inode = Inode::new(FileType::Regular, 0o644, Timestamp::default());
     inode.mode = 0o644;
     assert!(Inode::decode(&inode.encode()).is_err());

@@ -8,13 +8,9 @@
 //! - At most [`WAITING`] pieces wait; whoever comes with one more writes it himself. So memory is bounded, and nobody writes faster than devices do.
 //! - The threads end with the store, after the last write.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex};
-
-use super::streaming::roam;
+use super::workers::Workers;
 use super::{Result, Store};
 use crate::device::{Device, failed};
 use crate::error::PoolError;
@@ -92,84 +88,13 @@ pub(super) fn write_to(device: &dyn Device, stream: Stream, at: u64, bytes: &[u8
     written.map_err(|error| failed(device, "writing", error))
 }
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    ended: bool,
-}
-
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
-
-impl Shared {
-    fn work(&self) {
-        roam();
-        let mut queue = self.queue.lock();
-        loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                drop(queue);
-                job.run();
-                queue = self.queue.lock();
-            } else if queue.ended {
-                return;
-            } else {
-                self.changed.wait(&mut queue);
-            }
-        }
-    }
-}
-
 /// The threads that write.
 #[derive(Default)]
-pub(super) struct Behind(OnceLock<Running>);
-
-struct Running {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
+pub(super) struct Behind(OnceLock<Workers<Job>>);
 
 impl std::fmt::Debug for Behind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Behind").field(&self.0.get().is_some()).finish()
-    }
-}
-
-impl Running {
-    fn start() -> Self {
-        let shared = Arc::new(Shared::default());
-        let start = |_| {
-            let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name("pool-write".to_owned()).spawn(move || shared.work()).ok()
-        };
-        let threads = (0..WRITERS).filter_map(start).collect();
-        Self { shared, threads }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.shared.queue.lock().ended = true;
-        self.shared.changed.notify_all();
-        // What waits is written first.
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-    }
-}
-
-impl Behind {
-    /// Has a thread do it; gives it back where there is none, or where enough waits.
-    fn take(&self, job: Job) -> Option<Job> {
-        let running = self.0.get_or_init(Running::start);
-        let mut queue = running.shared.queue.lock();
-        if running.threads.is_empty() || queue.jobs.len() >= WAITING {
-            return Some(job);
-        }
-        queue.jobs.push_back(job);
-        drop(queue);
-        running.shared.changed.notify_one();
-        None
     }
 }
 
@@ -184,10 +109,13 @@ impl Store {
             self.suspend(&error)
         })?;
         let job = Job { targets, piece, appender: Arc::clone(&self.data), stopped: Arc::clone(&self.suspended), settled: false };
-        if let Some(job) = self.behind.take(job) {
-            job.run();
-            self.usable()?;
+        let workers = self.behind.0.get_or_init(|| Workers::start("pool-write", WRITERS, Job::run));
+        let most = if workers.count() > 0 { WAITING } else { 0 };
+        if let Some(room) = workers.room(most) {
+            room.fill(job);
+            return Ok(());
         }
-        Ok(())
+        job.run();
+        self.usable()
     }
 }

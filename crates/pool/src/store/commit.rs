@@ -1,5 +1,7 @@
 //! Commits: everything a root names is written and synced, then the root; then what no kept root reaches is free.
 //!
+//! A root's record is durable after the first of its two rounds; the second is made durable by the sync that the next commit begins with, so that it costs none.
+//!
 //! Besides the upper level's commits the store makes its own, of the same txg with the upper level's part unchanged, to make moves of the
 //! cleaner durable and so to get slots back. Frames of txgs that are not committed are named "young" in the table's record: an import of this
 //! root takes them for dead.
@@ -13,7 +15,7 @@ use crate::device::{Device, failed};
 use crate::error::{Damage, PoolError};
 use crate::frame::Header;
 use crate::frames::{Owner, Packing, Stream};
-use crate::label::{self, LogStart, Place, PoolState, Root, TableSegment, UPPER_LIMIT};
+use crate::label::{self, LogStart, Place, PoolState, Root, Round, TableSegment, UPPER_LIMIT};
 use crate::packing;
 use crate::pointer::{ChecksumKind, Compression, FrameKind, Pointer, Txg};
 use crate::segment::table::Op;
@@ -31,6 +33,9 @@ pub(super) const ROOT_DEVICES: usize = 3;
 const FREES_AT_ONCE: usize = 4096;
 /// Deltas may outgrow a small full copy up to this, bytes.
 const SMALL_TABLE: u64 = 64 << 10;
+
+/// Devices and their numbers.
+type Numbered = Vec<(Arc<dyn Device>, u16)>;
 
 /// What the upper level commits.
 #[derive(Clone, Copy, Debug)]
@@ -117,27 +122,48 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs all devices, then writes a root record and syncs that.
+    /// Syncs all devices (with the second round of the record before), writes the first round of a root record, syncs that, and writes the second.
     pub(super) fn write_record(&self, generation: u64, record: &[u8]) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
         sync_all(&devices)?;
-        let labels: Vec<_> = devices.iter().take(ROOT_DEVICES).cloned().collect();
-        let mut written = Vec::new();
-        let mut failed = Ok(());
-        for (number, device) in (0..).zip(&labels) {
-            match label::write_root(&**device, generation, record) {
-                Ok(()) => written.push(Arc::clone(device)),
+        let labels = devices.iter().take(ROOT_DEVICES).cloned().zip(0..).collect();
+        let written = self.write_round(labels, generation, record, Round::First)?;
+        sync_all(&written.iter().map(|(device, _)| Arc::clone(device)).collect::<Vec<_>>())?;
+        self.write_round(written, generation, record, Round::Second).map(drop)
+    }
+
+    /// Writes a round of a root record; answers where it could be written. One device that has it is enough to find it: an import looks at all, and wants all of
+    /// them.
+    fn write_round(&self, labels: Numbered, generation: u64, record: &[u8], round: Round) -> Result<Numbered> {
+        let (mut written, mut failed) = (Vec::new(), Ok(()));
+        for (device, number) in labels {
+            match label::write_root(&*device, generation, record, round) {
+                Ok(()) => written.push((device, number)),
                 Err(error) => {
                     self.avoid(number, &error);
                     failed = Err(error);
                 }
             }
         }
-        // One device that has it is enough to find it: an import looks at all, and wants all of them.
-        if written.is_empty() {
-            return failed;
+        if written.is_empty() { failed.map(|()| written) } else { Ok(written) }
+    }
+
+    /// Makes the rings of root records whole, so that the roots from the next on are guarded ([`Root::guarded`]). What a device refuses is passed over where
+    /// another one takes it.
+    pub(super) fn guard(&self, committed: &mut Committed) -> Result<()> {
+        let devices = Arc::clone(&self.devices.read());
+        let (mut whole, mut failed) = (false, Ok(()));
+        for (number, mended) in (0..).zip(label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.root.pool)) {
+            match mended {
+                Ok(_) => whole = true,
+                Err(error) => {
+                    self.avoid(number, &error);
+                    failed = Err(error);
+                }
+            }
         }
-        sync_all(&written)
+        committed.root.guarded = whole;
+        if whole { Ok(()) } else { failed }
     }
 
     /// Marks dead what was freed up to this txg; returns how much, bytes.

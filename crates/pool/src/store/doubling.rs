@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
@@ -56,6 +57,25 @@ impl Store {
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.near.load(Ordering::Acquire)
+    }
+
+    /// Whether there is, or was, a file system in which names are the same though their bytes differ.
+    #[must_use]
+    pub fn is_folding(&self) -> bool {
+        self.identity().incompatible & Identity::FOLDED != 0
+    }
+
+    /// Before the first file system is made in which names are the same though their bytes differ: programs that do not know of such cannot import the pool
+    /// any more.
+    ///
+    /// # Errors
+    /// [`PoolError::Suspended`] if labels cannot be written.
+    pub fn allow_folding(&self) -> Result<()> {
+        if self.is_folding() {
+            return Ok(());
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
     }
 
     /// From now on the pool has everything that this program knows: metadata is written twice, and what there is gets its second copies by cleaning; new file

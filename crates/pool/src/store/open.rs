@@ -51,8 +51,18 @@ pub enum Access {
     ReadWrite,
     /// Nothing is written, not even a label.
     ReadOnly,
+    /// The same, from the newest root that can be read on, also where later ones are lost.
+    Salvage,
     /// Everything, from the state after this txg on. Later roots are given up for good.
     Rewind(Txg),
+}
+
+impl Access {
+    /// Whether anything is written.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        !matches!(self, Self::ReadOnly | Self::Salvage)
+    }
 }
 
 /// How a pool is imported.
@@ -141,11 +151,16 @@ impl Store {
             table_segments: Vec::new(),
             table: None,
             deltas: Vec::new(),
+            guarded: false,
         };
         identity.check()?;
         let store = Self::assemble(devices, identity.clone(), root, Loaded::default(), true)?;
         store.write_identities(&identity)?;
-        store.commit_root(&mut store.committed.lock(), None, false, true)?;
+        {
+            let mut committed = store.committed.lock();
+            store.commit_root(&mut committed, None, false, true)?;
+            store.guard(&mut committed)?;
+        }
         let root = store.root();
         Ok((store, root))
     }
@@ -156,12 +171,12 @@ impl Store {
     /// [`PoolError::Refused`] for devices that are missing or belong elsewhere, a newer format, a txg that is not kept; [`PoolError::Format`] and
     /// [`PoolError::Frame`] for damage; [`PoolError::Device`].
     pub fn open(devices: Devices, import: &Import) -> Result<(Self, Root)> {
-        let (devices, mut identity) = in_order(devices)?;
+        let (devices, mut identity) = in_order(devices, import.access.writes())?;
         let roots = all_roots(&devices, identity.pool)?;
         let rewinds = matches!(import.access, Access::Rewind(_));
-        let root = choose_root(roots, import.access)?;
+        let root = choose_root(&devices, roots, import.access)?;
         let mut loaded = load(&devices, identity.slot, &root)?;
-        let writable = import.access != Access::ReadOnly;
+        let writable = import.access.writes();
         settle(&mut loaded, root.clean && writable)?;
         if writable {
             identity.name = import.name.clone().unwrap_or(identity.name);
@@ -177,6 +192,7 @@ impl Store {
             store.begin_again(identity.pool)?;
         } else if writable {
             store.write_identities(&identity)?;
+            store.guard(&mut store.committed.lock())?;
         }
         let root = store.root();
         Ok((store, root))
@@ -201,11 +217,11 @@ impl Store {
         if !self.unconfirmed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let committed = self.committed.lock();
+        let mut committed = self.committed.lock();
         if self.unconfirmed.load(Ordering::Acquire) {
             let record = committed.root.encode()?;
             let written = self.write_record(committed.root.generation, &record).and_then(|()| self.write_identities(&committed.identity));
-            written.map_err(|error| self.suspend(&error))?;
+            written.and_then(|()| self.guard(&mut committed)).map_err(|error| self.suspend(&error))?;
             self.unconfirmed.store(false, Ordering::Release);
         }
         Ok(())
@@ -214,7 +230,7 @@ impl Store {
     /// Adds a device; frames go to it from now on.
     ///
     /// # Errors
-    /// [`PoolError::Refused`] for one too short; [`PoolError::Suspended`] if labels cannot be written.
+    /// [`PoolError::Refused`] for one that is too short or cannot be written; [`PoolError::Suspended`] if the labels of the others cannot be.
     pub fn add_device(&self, device: Arc<dyn Device>, time: u64) -> Result<()> {
         self.usable()?;
         if device.length() < MINIMUM_DEVICE.max(self.slot + (2 << 20)) {
@@ -226,16 +242,27 @@ impl Store {
         let count = slots::count(added.length, self.slot);
         identity.members.push(added);
         (identity.revision, identity.time) = (identity.revision + 1, time);
-        let mut devices = Devices::clone(&self.devices.read());
-        devices.push(device);
         // Refused before anything is written.
         identity.check()?;
         // The new device first: the others must not name one that does not know of it.
-        write_identities(&devices, &identity, true).map_err(|error| self.suspend(&error))?;
+        let index = u16::try_from(identity.members.len() - 1).or_else(|_| refused("too many devices"))?;
+        if let Err(error) = label::write_identity(&*device, &Identity { index, ..identity.clone() }) {
+            let Err(left) = label::clear(&*device) else { return refused(error.to_string()) };
+            // What it keeps must not count as newest. An import asks that labels are one revision apart at most, so the others go past it step by step.
+            for _ in 0..2 {
+                committed.identity.revision += 1;
+                self.write_identities(&committed.identity).map_err(|error| self.suspend(&error))?;
+            }
+            return refused(format!("{error} (and it cannot be cleared: {left})"));
+        }
+        self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
+        let mut devices = Devices::clone(&self.devices.read());
+        devices.push(device);
         *self.devices.write() = Arc::new(devices);
         self.map.write().slots.add_device(count);
         committed.identity = identity;
-        Ok(())
+        // The new one has no root records yet.
+        self.guard(&mut committed).map_err(|error| self.suspend(&error))
     }
 
     /// Takes the room that devices have got since they became part of the pool; answers which, by their numbers.
@@ -265,7 +292,10 @@ impl Store {
         self.write_identities(&identity).map_err(|error| self.suspend(&error))?;
         let mut map = self.map.write();
         grown.iter().for_each(|(number, count)| map.slots.grow(*number, *count));
+        drop(map);
         committed.identity = identity;
+        // Nor have labels at a new end.
+        self.guard(&mut committed).map_err(|error| self.suspend(&error))?;
         Ok(grown.into_iter().map(|(number, _)| number).collect())
     }
 
@@ -311,7 +341,11 @@ impl Store {
 
     pub(super) fn write_identities(&self, identity: &Identity) -> Result<()> {
         let devices = Arc::clone(&self.devices.read());
-        write_identities(&devices, identity, false)
+        for (index, device) in devices.iter().enumerate() {
+            let index = u16::try_from(index).or_else(|_| refused("too many devices"))?;
+            label::write_identity(&**device, &Identity { index, ..identity.clone() })?;
+        }
+        Ok(())
     }
 
     fn assemble(devices: Devices, identity: Identity, root: Root, loaded: Loaded, writable: bool) -> Result<Self> {
@@ -390,20 +424,9 @@ impl Store {
     }
 }
 
-fn write_identities(devices: &Devices, identity: &Identity, last_first: bool) -> Result<()> {
-    let mut numbered: Vec<_> = devices.iter().enumerate().collect();
-    if last_first {
-        numbered.reverse();
-    }
-    for (index, device) in numbered {
-        let index = u16::try_from(index).or_else(|_| refused("too many devices"))?;
-        label::write_identity(&**device, &Identity { index, ..identity.clone() })?;
-    }
-    Ok(())
-}
-
-/// Sorts the devices by the newest identity among them, and checks that they are all and only those of one pool.
-fn in_order(devices: Devices) -> Result<(Devices, Identity)> {
+/// Sorts the devices by the newest identity among them, and checks that they are all and only those of one pool. Of one that has become shorter, what is left
+/// may be read; what lies behind its last whole MiB was never used.
+fn in_order(devices: Devices, writable: bool) -> Result<(Devices, Identity)> {
     let mut found = Vec::new();
     for device in devices {
         match label::probe(&*device)? {
@@ -425,8 +448,9 @@ fn in_order(devices: Devices) -> Result<(Devices, Identity)> {
         if identity.revision.saturating_add(1) < newest.revision {
             return refused(format!("{}: an older copy of a device of the pool than the others are", device.name()));
         }
-        if listed.is_none_or(|listed| device.length() < listed.length) {
-            return refused(format!("{}: has become shorter: {} bytes", device.name(), device.length()));
+        let wanted = listed.map_or(0, |listed| listed.length);
+        if writable && device.length() / label::ENDS < wanted / label::ENDS {
+            return Err(PoolError::Short { device: device.name().to_owned(), length: device.length(), wanted });
         }
         if let Some(twin) = by_index.insert(identity.index, device) {
             return refused(format!("{}: the same device of the pool twice", twin.name()));
@@ -448,14 +472,21 @@ fn all_roots(devices: &Devices, pool: u64) -> Result<BTreeMap<u64, Root>> {
 }
 
 /// The root to begin with. Where later ones are given up, it is newer than they are and the only one that is kept.
-fn choose_root(roots: BTreeMap<u64, Root>, access: Access) -> Result<Root> {
+fn choose_root(devices: &Devices, roots: BTreeMap<u64, Root>, access: Access) -> Result<Root> {
     let Some((_, newest)) = roots.last_key_value() else { return refused("no root record of the pool can be read") };
-    let Access::Rewind(txg) = access else { return Ok(newest.clone()) };
+    let lost = label::lost(devices.get(..ROOT_DEVICES).unwrap_or(devices), newest);
+    let Access::Rewind(txg) = access else {
+        return if lost == 0 || access == Access::Salvage {
+            Ok(newest.clone())
+        } else {
+            Err(PoolError::Lost { states: lost, txg: newest.txg })
+        };
+    };
     let kept: Vec<&Root> = roots.values().filter(|root| root.generation >= newest.kept).collect();
     match kept.iter().rev().find(|root| root.txg == txg) {
         Some(root) => {
-            let generation = newest.generation + 1;
-            Ok(Root { generation, kept: generation, clean: false, ..(*root).clone() })
+            let generation = newest.generation + 1 + lost;
+            Ok(Root { generation, kept: generation, clean: false, guarded: false, ..(*root).clone() })
         }
         None => {
             let mut txgs: Vec<u64> = kept.iter().map(|root| root.txg.0).collect();

@@ -7,14 +7,12 @@
 //! - What a thread loses is packed by whoever lent it.
 //! - The threads end with the store.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::streaming::roam;
+use super::workers::{Workers, processors};
 use super::{Result, Store};
 use crate::checksum;
 use crate::error::PoolError;
@@ -30,16 +28,6 @@ const WAITING: usize = 3;
 const GROUP: usize = 2;
 /// Buffers kept for the next groups, and what one of them is long at most, bytes.
 const SPARE: (usize, usize) = (4, 1 << 20);
-
-/// How many processors there are to pack and unpack on, 8 at most. Those of the whole process: the threads that serve requests are bound to one each.
-pub(super) fn processors() -> usize {
-    static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    let count = || {
-        let all = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).map(|all| all.count() as usize);
-        all.unwrap_or_else(|_| std::thread::available_parallelism().map_or(1, std::num::NonZero::get)).clamp(1, 8)
-    };
-    *PROCESSORS.get_or_init(count)
-}
 
 /// What becomes of a content.
 type Content = ([u8; 16], Option<(Compression, Vec<u8>)>);
@@ -57,6 +45,7 @@ struct Job {
     lengths: Vec<usize>,
     packing: Packing,
     checksum: ChecksumKind,
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 /// Somebody who has lent groups.
@@ -68,8 +57,8 @@ struct Lender {
 }
 
 impl Job {
-    /// Packs it; answers its buffer.
-    fn run(mut self) -> Vec<u8> {
+    /// Packs it, and leaves its buffer for the next.
+    fn run(mut self) {
         let mut rest = &*self.bytes;
         let mut contents = Vec::with_capacity(self.lengths.len());
         for length in &self.lengths {
@@ -79,7 +68,12 @@ impl Job {
         }
         let packed = pack_group(self.packing, self.checksum, &contents);
         self.give_back(packed);
-        std::mem::take(&mut self.bytes)
+        let mut bytes = std::mem::take(&mut self.bytes);
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE.0 && bytes.capacity() <= SPARE.1 {
+            bytes.clear();
+            spare.push(bytes);
+        }
     }
 
     fn give_back(&mut self, packed: Vec<Content>) {
@@ -98,83 +92,6 @@ impl Drop for Job {
     }
 }
 
-#[derive(Default)]
-struct Queue {
-    /// How many may wait.
-    most: usize,
-    jobs: VecDeque<Job>,
-    /// Room that somebody is copying to.
-    coming: usize,
-    spare: Vec<Vec<u8>>,
-    ended: bool,
-}
-
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
-
-impl Shared {
-    fn work(&self) {
-        roam();
-        let mut queue = self.queue.lock();
-        loop {
-            if let Some(job) = queue.jobs.pop_front() {
-                drop(queue);
-                let mut bytes = job.run();
-                queue = self.queue.lock();
-                if queue.spare.len() < SPARE.0 && bytes.capacity() <= SPARE.1 {
-                    bytes.clear();
-                    queue.spare.push(bytes);
-                }
-            } else if queue.ended {
-                return;
-            } else {
-                self.changed.wait(&mut queue);
-            }
-        }
-    }
-
-    /// Lends a group, where there is room for it.
-    fn lend(&self, lender: &Arc<Lender>, group: usize, frames: &[NewFrame<'_>]) -> bool {
-        let Some(first) = frames.first() else { return false };
-        let mut bytes = {
-            let mut queue = self.queue.lock();
-            if queue.jobs.len() + queue.coming >= queue.most {
-                return false;
-            }
-            queue.coming += 1;
-            queue.spare.pop().unwrap_or_default()
-        };
-        let lengths = frames.iter().map(|frame| frame.content.len()).collect();
-        frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
-        let job = Job { lender: Arc::clone(lender), group, bytes, lengths, packing: first.packing, checksum: first.checksum };
-        let mut queue = self.queue.lock();
-        queue.coming -= 1;
-        queue.jobs.push_back(job);
-        drop(queue);
-        self.changed.notify_one();
-        true
-    }
-
-    /// Takes back what nobody has begun.
-    fn take_back(&self, lender: &Arc<Lender>) -> Vec<Job> {
-        let mut queue = self.queue.lock();
-        let all = std::mem::take(&mut queue.jobs);
-        let (mine, others): (Vec<Job>, VecDeque<Job>) = all.into_iter().fold(Default::default(), |(mut mine, mut others), job| {
-            if Arc::ptr_eq(&job.lender, lender) {
-                mine.push(job)
-            } else {
-                others.push_back(job)
-            }
-            (mine, others)
-        });
-        queue.jobs = others;
-        mine
-    }
-}
-
 /// The threads that pack.
 #[derive(Default)]
 pub(super) struct Packers {
@@ -184,8 +101,11 @@ pub(super) struct Packers {
 }
 
 struct Running {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    workers: Workers<Job>,
+    /// How many groups may wait.
+    most: usize,
+    /// Buffers for the next groups.
+    spare: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl std::fmt::Debug for Packers {
@@ -194,32 +114,28 @@ impl std::fmt::Debug for Packers {
     }
 }
 
-impl Running {
-    fn start() -> Self {
-        let shared = Arc::new(Shared::default());
-        let start = |_| {
-            let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name("pool-pack".to_owned()).spawn(move || shared.work()).ok()
-        };
-        // Whoever brings frames is one more.
-        let threads: Vec<_> = (1..processors()).filter_map(start).collect();
-        shared.queue.lock().most = threads.len() * WAITING;
-        Self { shared, threads }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.shared.queue.lock().ended = true;
-        self.shared.changed.notify_all();
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
-    }
-}
-
 impl Packers {
-    /// The threads, where there are any.
+    /// The threads, where there are any. Whoever brings frames is one more.
     fn running(&self) -> Option<&Running> {
-        Some(self.running.get_or_init(Running::start)).filter(|running| !running.threads.is_empty())
+        let start = || {
+            let workers = Workers::start("pool-pack", processors() - 1, Job::run);
+            Running { most: workers.count() * WAITING, workers, spare: Arc::default() }
+        };
+        Some(self.running.get_or_init(start)).filter(|running| running.workers.count() > 0)
+    }
+}
+
+impl Running {
+    /// Lends a group, where there is room for it.
+    fn lend(&self, lender: &Arc<Lender>, group: usize, frames: &[NewFrame<'_>]) -> bool {
+        let Some(first) = frames.first() else { return false };
+        let Some(room) = self.workers.room(self.most) else { return false };
+        let mut bytes = self.spare.lock().pop().unwrap_or_default();
+        let lengths = frames.iter().map(|frame| frame.content.len()).collect();
+        frames.iter().for_each(|frame| bytes.extend_from_slice(frame.content));
+        let (packing, checksum, spare) = (first.packing, first.checksum, Arc::clone(&self.spare));
+        room.fill(Job { lender: Arc::clone(lender), group, bytes, lengths, packing, checksum, spare });
+        true
     }
 }
 
@@ -231,7 +147,7 @@ impl Running {
         let (mut front, mut back, mut lent) = (0, groups.len(), 0);
         while front < back {
             let last = groups.get(back - 1).copied().unwrap_or_default();
-            if front + 1 < back && self.shared.lend(&lender, back - 1, last) {
+            if front + 1 < back && self.lend(&lender, back - 1, last) {
                 (back, lent) = (back - 1, lent + 1);
                 continue;
             }
@@ -240,7 +156,7 @@ impl Running {
             }
             front += 1;
         }
-        for mut job in self.shared.take_back(&lender) {
+        for mut job in self.workers.take_back(|job| Arc::ptr_eq(&job.lender, &lender)) {
             lent -= 1;
             job.lengths.clear();
         }

@@ -131,7 +131,7 @@ impl Store {
         shown.map(|_| ())
     }
 
-    /// Verifies the labels: every copy of the identity and of the newest root, which are written anew where they are damaged. Answers how many were, for
+    /// Verifies the labels: every copy of the identity and of the root records, which are written anew where they are damaged. Answers how many were, for
     /// each device. Commits wait meanwhile.
     ///
     /// # Errors
@@ -140,7 +140,8 @@ impl Store {
         self.usable()?;
         let committed = self.committed.lock();
         let devices = Arc::clone(&self.devices.read());
-        let roots = label::mend_root(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.identity.pool, committed.root.generation)?;
+        let rings = label::mend_rings(devices.get(..ROOT_DEVICES).unwrap_or(&devices), committed.identity.pool);
+        let roots = rings.into_iter().collect::<Result<Vec<u64>>>()?;
         let mend = |(number, device): (usize, &Arc<dyn Device>)| {
             let index = u16::try_from(number).map_err(|_| PoolError::Refused("too many devices".to_owned()))?;
             let identity = Identity { index, ..committed.identity.clone() };

@@ -18,7 +18,7 @@ pub enum Claim {
     Write,
     /// A change that frees room in the end (unlink, truncate): half of the slop.
     Delete,
-    /// Data of writes that were accepted already: half of the slop.
+    /// Content that was admitted already, at the latest by what frees room in the end: three quarters of the slop, so that whatever was admitted fits.
     Accepted,
     /// Destroying file systems and snapshots: three quarters of the slop.
     Destroy,
@@ -101,8 +101,8 @@ impl Store {
         let Space { free, slop, .. } = self.space();
         let kept = match claim {
             Claim::Write => slop,
-            Claim::Delete | Claim::Accepted => slop / 2,
-            Claim::Destroy => slop / 4,
+            Claim::Delete => slop / 2,
+            Claim::Accepted | Claim::Destroy => slop / 4,
             Claim::Metadata => slop / 8,
         };
         if free.saturating_sub(kept) >= bytes { Ok(()) } else { Err(PoolError::NoSpace) }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use super::{Result, Store};
+use super::{Result, Store, roam};
 use crate::device::Device;
 use crate::error::{Damage, PoolError};
 use crate::frames::{Frames, Wanted};
@@ -66,14 +66,6 @@ impl Ahead {
             None => ask(ranges),
         }
     }
-}
-
-/// Lets the calling thread run on all processors of the process. A thread begins on those of the one that starts it, and whoever serves the requests of one
-/// processor is bound to that one: what is done beside him would wait for him.
-pub(crate) fn roam() {
-    let first = rustix::process::getpid();
-    // Where it cannot, it is slower.
-    let _ = rustix::thread::sched_getaffinity(Some(first)).and_then(|all| rustix::thread::sched_setaffinity(None, &all));
 }
 
 fn ask(ranges: Vec<Range>) {

@@ -6,6 +6,7 @@ mod crash;
 mod doubling;
 mod fixture;
 mod full;
+mod lost;
 mod model;
 mod rot;
 mod threads;

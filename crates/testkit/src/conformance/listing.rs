@@ -3,7 +3,7 @@
 use super::Check;
 use crate::World;
 use crate::world::name;
-use nacre_vfs::Kind;
+use nacre_vfs::{Kind, RenameFlags};
 use std::collections::BTreeSet;
 
 pub(super) const CHECKS: &[Check] = &[
@@ -13,6 +13,8 @@ pub(super) const CHECKS: &[Check] = &[
     ("attributes in a listing are those of a look-up", attributes_agree),
     ("removal while listing loses nothing else", removal_while_listing),
     ("removal in batches empties a directory", removal_in_batches),
+    ("a listing ends though names come and move", ends_among_new_names),
+    ("a listing from the start shows what came since", begins_anew),
 ];
 
 fn filled(world: &World, count: usize) -> (nacre_vfs::Node, Vec<Vec<u8>>) {
@@ -106,4 +108,60 @@ fn removal_in_batches(world: &World) {
         assert!(rounds < 100, "removed names are listed again");
     }
     world.layer.rmdir(&world.caller, &world.root, name(b"directory")).expect("rmdir");
+}
+
+fn ends_among_new_names(world: &World) {
+    // What `for name in *; do mv $name ...; cp ...; done` does by way of readdir(3).
+    for attributes in [false, true] {
+        let (directory, names) = filled(world, 200);
+        let (mut seen, mut from) = (Vec::new(), 0);
+        loop {
+            let page = world.page(&directory, from, attributes, 10).expect("readdir");
+            let Some(last) = page.last() else { break };
+            from = last.next;
+            for listed in page {
+                let (moved, made) = (format!("moved-{}", seen.len()), format!("made-{}", seen.len()));
+                let flags = RenameFlags::default();
+                world
+                    .layer
+                    .rename(&world.caller, &directory, name(&listed.name), &directory, name(moved.as_bytes()), flags)
+                    .expect("rename");
+                world.file_in(&directory, made.as_bytes(), b"");
+                seen.push(listed.name);
+            }
+            // A file system in which new names may lie before or behind shows some of them.
+            assert!(seen.len() <= names.len() * 10, "the listing does not end");
+        }
+        let mut old: Vec<Vec<u8>> = seen.into_iter().filter(|seen| seen.starts_with(b"name-")).collect();
+        old.sort();
+        assert_eq!(old, names, "each name that was there is shown once");
+        for name_now in world.names(&directory) {
+            world.layer.unlink(&world.caller, &directory, name(&name_now)).expect("unlink");
+        }
+        world.layer.rmdir(&world.caller, &world.root, name(b"directory")).expect("rmdir");
+    }
+}
+
+fn begins_anew(world: &World) {
+    let (directory, names) = filled(world, 60);
+    let first = world.page(&directory, 0, false, 10).expect("readdir");
+    world.file_in(&directory, b"name-new", b"");
+    let moved = &names[59];
+    world.layer.rename(&world.caller, &directory, name(moved), &directory, name(b"name-other"), RenameFlags::default()).expect("rename");
+    let mut now = names.clone();
+    now.pop();
+    now.extend([b"name-new".to_vec(), b"name-other".to_vec()]);
+    // Who begins now, or rewinds, sees all; who has begun before goes on beside him.
+    assert_eq!(world.names(&directory), now);
+    let (mut seen, mut from) = (Vec::new(), 0);
+    for page in std::iter::once(first).chain(std::iter::repeat_n(Vec::new(), 1_000)) {
+        let page = if page.is_empty() { world.page(&directory, from, false, 10).expect("readdir") } else { page };
+        let Some(last) = page.last() else { break };
+        from = last.next;
+        seen.extend(page.into_iter().map(|listed| listed.name));
+    }
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.iter().filter(|seen| names[..59].contains(seen)).count(), 59, "all that stayed");
+    assert_eq!(world.names(&directory), now);
 }

@@ -68,7 +68,17 @@ fn xattrs(log: &mut Log) {
 fn namespaces(log: &mut Log) {
     log.file("file", b"");
     let none = XattrFlags::empty();
-    for key in ["trusted.one", "security.one", "system.one", "nonsense.one", "nonsense", "system.posix_acl_access"] {
+    for key in [
+        "trusted.one",
+        "security.one",
+        "system.one",
+        "nonsense.one",
+        "nonsense",
+        "system.posix_acl_access",
+        "trusted.",
+        "security.",
+        "user.",
+    ] {
         set(log, "file", key, b"value", none);
         get(log, "file", key, 100);
     }

@@ -1,6 +1,7 @@
 //! Lists of words as they stand in fstabs.
 
 use super::*;
+use std::time::Duration;
 
 fn parse(list: &str) -> Result<Words, String> {
     Words::parse(OsStr::new(list)).map_err(|error| error.to_string())
@@ -43,6 +44,67 @@ fn pools() {
     assert_eq!((words.options.create.to_string(), words.options.min_free), ("pfrd".to_owned(), 4 << 30));
 }
 
+/// The lines that mergerfs' own documentation recommends, and those of its users.
+#[test]
+fn the_lines_of_mergerfs_are_taken_as_they_are() {
+    let recommended = "cache.files=off,category.create=pfrd,func.getattr=newest,dropcacheonclose=false";
+    for (list, notices, rest) in [
+        (recommended.to_owned(), 0, &[][..]),
+        ("cache.files=auto-full,category.create=pfrd,func.getattr=newest,dropcacheonclose=true".to_owned(), 0, &[]),
+        (format!("{recommended},minfreespace=10G,fsname=pool,moveonenospc=true"), 0, &["fsname=pool"]),
+        (
+            "allow_other,use_ino,cache.files=partial,dropcacheonclose=true,category.create=mfs,moveonenospc=pfrd,category.action=epall,threads=0".to_owned(),
+            0,
+            &["allow_other", "use_ino"],
+        ),
+        (
+            "category.search=ff,func.readdir=cor:4,ignorepponrename=true,symlinkify=true,symlinkify_timeout=60,link_cow=true,rename-exdev=rel-symlink,threads=4".to_owned(),
+            3,
+            &[],
+        ),
+        ("read-thread-count=-2,process-thread-count=4,process_thread_queue_depth=8,fuse_msg_size=1M,pin-threads=R1L".to_owned(), 4, &[]),
+        ("category.create=all,func.mknod=rand,func.open=newest,func.rename=ff,passthrough.io=off".to_owned(), 4, &["passthrough=off"]),
+        ("nullrw=false,link_cow=false,follow_symlinks=never,lazy-umount-mountpoint=false,nfsopenhack=off".to_owned(), 0, &[]),
+    ] {
+        let words = parse(&list).unwrap();
+        assert_eq!((words.notices.len(), &words.rest[..]), (notices, &rest.iter().map(OsString::from).collect::<Vec<_>>()[..]), "{:?}", words.notices);
+        // What builds the union reads its words again.
+        let own = Words::join(words.own.iter().map(|word| word.as_os_str()));
+        let again = Words::parse(&own).unwrap();
+        assert_eq!(format!("{:?}", again.options), format!("{:?}", words.options), "{list}: {own:?}");
+        assert!(again.rest.is_empty() && again.acl.is_none());
+    }
+}
+
+#[test]
+fn words_of_pools_say_what_holds() {
+    use crate::union::Ignored;
+    for (list, holds) in [
+        ("category.create=pfrd", (|words| words.pool && words.options.sum && words.options.change_everywhere) as fn(&Words) -> bool),
+        ("create=pfrd", |words| !words.pool && !words.options.sum && !words.options.change_everywhere),
+        ("category.action=epff", |words| words.pool && !words.options.change_everywhere),
+        ("category.action=all", |words| words.options.change_everywhere),
+        ("func.getattr=newest", |words| words.options.newest_times),
+        ("func.getattr=newest,category.search=ff", |words| !words.options.newest_times),
+        ("func.mkdir=epmfs", |words| words.options.create_directories == Some("epmfs".parse().unwrap())),
+        ("func.mkdir=epmfs,category.create=ff", |words| words.options.create_directories.is_none()),
+        ("category.create=all", |words| words.options.create == "ff".parse().unwrap()),
+        ("moveonenospc=true", |words| words.options.move_when_full == Some("mfs".parse().unwrap())),
+        ("moveonenospc=lus", |words| words.options.move_when_full == Some("lus".parse().unwrap())),
+        ("moveonenospc=false", |words| words.options.move_when_full.is_none()),
+        ("statfs=full,statfs-ignore=nc", |words| {
+            words.options.sum && words.options.figures_of_path && words.options.figures_ignored == Ignored::NoCreate
+        }),
+        ("statfs_ignore=ro", |words| words.options.figures_ignored == Ignored::ReadOnly),
+        ("posix_acl=true", |words| words.acl == Some(true)),
+        ("posix-acl=false", |words| words.acl == Some(false)),
+        ("security_capability=false", |words| !words.options.capabilities),
+        ("branches=/a:/b=NC", |words| words.branches.iter().map(|(_, mode)| mode.to_string()).eq(["rw", "nc"])),
+    ] {
+        assert!(holds(&parse(list).unwrap()), "{list}");
+    }
+}
+
 #[test]
 fn each_word_sets_what_it_says() {
     for (list, holds) in [
@@ -61,6 +123,10 @@ fn each_word_sets_what_it_says() {
         ("udba=none", |words| words.udba == Some(Udba::None)),
         ("acl", |words| words.acl == Some(true)),
         ("volatile", |words| !words.options.sync),
+        ("link_cow=true", |words| words.options.link_cow && words.options.symlinkify.is_none()),
+        ("link-cow=true,link-cow=false,symlinkify_timeout=5", |words| !words.options.link_cow && words.options.symlinkify.is_none()),
+        ("symlinkify=true", |words| words.options.symlinkify == Some(Duration::from_secs(3600))),
+        ("symlinkify-timeout=5,symlinkify=true", |words| words.options.symlinkify == Some(Duration::from_secs(5))),
         ("index=on,redirect_dir=off", |words| words.rest.is_empty()),
         ("", |words| words.rest.is_empty() && words.branches.is_empty()),
     ] {
@@ -108,9 +174,21 @@ fn nonsense_is_refused_with_the_reason() {
         ("metacopy=on", "not available yet"),
         ("redirect_dir=nofollow", "there are on, off"),
         ("index=off", "the only value is on"),
-        ("category.search=newest", "the only value is ff"),
-        ("category.action=epall", "the only value is epff"),
-        ("func.open=ff", "there are category.create"),
+        ("category.search=best", "there is no such policy"),
+        ("category.open=ff", "there are category.create"),
+        ("func.look=ff", "there is no such function"),
+        ("func.readdir=cor:x", "seq, cosr[:N[:M]]"),
+        ("moveonenospc=maybe", "there is no such policy"),
+        ("threads=many", "a whole number"),
+        ("symlinkify=1", "there are true, false"),
+        ("statfs=all", "there are base, full"),
+        ("statfs_ignore=rw", "there are none, ro, nc"),
+        ("rename_exdev=symlink", "there are passthrough, rel-symlink"),
+        ("link_cow=yes", "there are true, false"),
+        ("symlinkify-timeout=soon", "a number of seconds"),
+        ("nullrw=true", "never thrown away"),
+        ("follow-symlinks=all", "as root"),
+        ("config=/etc/x", "write them after -o"),
         ("minfreespace=lots", "is no size"),
         ("route=*.iso", "PATTERN=POLICY"),
         ("br:/a=rz", "no branch attribute"),
@@ -137,7 +215,25 @@ fn the_documentation_names_every_word() {
     for (word, _) in REFUSED {
         assert!(row(word).is_some_and(|row| row.contains("refused")), "docs/union.md does not say that {word} is refused");
     }
+    for (word, ..) in pool::TOLD {
+        assert!(row(word).is_some(), "docs/union.md does not name {word}");
+    }
+    for (word, _) in pool::IMPOSSIBLE {
+        assert!(row(word).is_some_and(|row| row.contains("refused")), "docs/union.md does not say that {word} is refused");
+    }
     let obeyed = [
+        "func.getattr=",
+        "func.mkdir=",
+        "link-cow=",
+        "symlinkify=",
+        "symlinkify-timeout=",
+        "moveonenospc=",
+        "statfs=",
+        "statfs-ignore=",
+        "posix-acl=",
+        "security-capability=",
+        "passthrough.io=",
+        "umask=",
         "br:",
         "dirs=",
         "create=",

@@ -131,7 +131,7 @@ impl Layer for Faulty {
         false
     }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe }
 }
 
 /// A file on the branch.

@@ -161,5 +161,5 @@ impl Layer for Recorded {
         self.below.open(caller, node, flags)
     }
 
-    nacre_vfs::forward_layer! { root lookup id path adopt getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe tmpfile setattr }
+    nacre_vfs::forward_layer! { root lookup id path adopt hold getattr access readlink readdir statfs syncfs getxattr listxattr ioctl coherence watch has_acls judges_callers numbered describe tmpfile setattr }
 }

@@ -155,6 +155,11 @@ fn everything_is_mounted_and_unmounted_in_order() {
     world.mounts.used.lock().insert(world.id("t/a"));
     assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
     assert_eq!(world.mounted().len(), 5);
+    // Who asks for all gets what nobody uses, and hears of the rest.
+    let Answer::Done(stay) = world.ok(Request::Unmount { what: ToUnmount::All, force: false }) else { panic!() };
+    assert_eq!(world.mounted(), pairs(&[("t", "/nowhere/t"), ("t/a", "/nowhere/t/a")]));
+    assert!(stay.len() == 2 && stay[0] == "cannot unmount '/nowhere/t/a': pool or dataset is busy", "{stay:?}");
+    assert!(stay[1].starts_with("cannot unmount '/nowhere/t': "), "{stay:?}");
     unmount_all(&world.pool, &world.mounts, true).unwrap();
     assert!(world.mounted().is_empty());
 }
@@ -182,4 +187,116 @@ fn destroying_unmounts_and_what_is_in_use_stops_it() {
     world.ok(Request::Destroy(ToDestroy { force: true, ..all }));
     assert!(world.mounted().is_empty());
     assert_eq!(world.names(), ["t"]);
+}
+
+fn unmount(name: &str) -> Request {
+    Request::Unmount { what: ToUnmount::Name(name.to_owned()), force: false }
+}
+
+/// Where mounts are, in the order in which they were made.
+fn order(world: &World) -> Vec<String> {
+    world.mounts.mounted().into_iter().map(|mounted| mounted.at.display().to_string()).collect()
+}
+
+#[test]
+fn what_was_unmounted_for_nothing_is_mounted_again_parents_first() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/a/b/c"] {
+        world.create(name);
+    }
+    let before = order(&world);
+    // Children go before it, and it is found in use only then.
+    world.mounts.used.lock().insert(world.id("t/a"));
+    let changes = [
+        unmount("t/a"),
+        Request::Destroy(ToDestroy { recursive: true, ..destroy("t/a") }),
+        set("t/a", "mountpoint", "/other"),
+        set("t/a", "canmount", "off"),
+    ];
+    for change in changes {
+        assert_eq!(world.refused(change).2, Kind::Busy);
+        assert_eq!(order(&world), before);
+    }
+    assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
+    assert!(world.mounts.hidden().is_empty());
+    world.mounts.used.lock().clear();
+    unmount_all(&world.pool, &world.mounts, false).unwrap();
+}
+
+#[test]
+fn all_are_asked_before_any_is_unmounted() {
+    let world = World::new();
+    for name in ["t/data", "t/home", "t/home/bob"] {
+        world.create(name);
+    }
+    world.mounts.used.lock().insert(world.id("t/data"));
+    let before = world.mounts.mounted();
+    assert_eq!(unmount_all(&world.pool, &world.mounts, false).unwrap_err().kind, Kind::Busy);
+    assert_eq!(world.mounts.mounted(), before);
+    // Those on which nothing else is mounted can be asked; with force nobody is.
+    let asked = [format!("free {}", world.id("t/data")), format!("free {}", world.id("t/home/bob"))];
+    assert_eq!(*world.mounts.asked.lock(), asked[..1]);
+    world.mounts.used.lock().clear();
+    unmount_all(&world.pool, &world.mounts, false).unwrap();
+    assert_eq!(world.mounts.asked.lock()[1..], asked);
+}
+
+#[test]
+fn a_parent_that_is_mounted_later_hides_nothing() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/a/b/c"] {
+        world.create(name);
+    }
+    world.ok(unmount("t/a"));
+    let mount = |name: &str| Request::Mount(ToMount { name: Some(name.to_owned()), ..ToMount::default() });
+    world.ok(mount("t/a/b/c"));
+    world.ok(mount("t/a"));
+    world.ok(mount("t/a/b"));
+    assert_eq!(order(&world), ["/nowhere/t/a", "/nowhere/t/a/b", "/nowhere/t/a/b/c"]);
+    // Where that would need one in use to go, it is refused.
+    world.ok(unmount("t/a"));
+    world.ok(mount("t/a/b/c"));
+    world.mounts.used.lock().insert(world.id("t/a/b/c"));
+    let refused = world.refused(mount("t/a"));
+    assert_eq!((refused.0.starts_with("cannot mount 't/a': cannot unmount '/nowhere/t/a/b/c'"), refused.2), (true, Kind::Busy));
+    assert_eq!(order(&world), ["/nowhere/t/a/b/c"]);
+}
+
+#[test]
+fn hidden_mounts_count_as_none_and_are_found_again() {
+    let world = World::new();
+    for name in ["t/a", "t/a/b", "t/d"] {
+        world.create(name);
+    }
+    world.ok(set("t/a/b", "canmount", "noauto"));
+    let hide = || {
+        let mut there = world.mounts.there.lock();
+        let place = there.iter().position(|mounted| mounted.what.dataset == world.id("t/a")).unwrap();
+        let above = there.remove(place);
+        there.push(above);
+    };
+    let seen = || world.value("t/a/b", "mounted").0;
+    let mount = |name: Option<&str>| Request::Mount(ToMount { name: name.map(str::to_owned), ..ToMount::default() });
+    for repair in [mount(None), mount(Some("t/a/b"))] {
+        hide();
+        assert_eq!((seen().as_deref(), world.value("t/a", "mounted").0.as_deref()), (Some("no"), Some("yes")));
+        world.ok(repair);
+        assert_eq!(seen().as_deref(), Some("yes"));
+        assert_eq!(world.mounted().len(), 4);
+    }
+    // One that hides another and is in use stays, and so do all.
+    hide();
+    world.mounts.used.lock().insert(world.id("t/a"));
+    assert_eq!(world.refused(mount(Some("t/a/b"))).2, Kind::Busy);
+    let Answer::Done(told) = world.ok(mount(None)) else { panic!() };
+    assert!(told[0].contains("busy"), "{told:?}");
+    assert_eq!(world.mounted().len(), 4);
+    world.mounts.used.lock().clear();
+    // Only the hidden one goes for good.
+    world.ok(unmount("t/a/b"));
+    assert_eq!(world.mounted().len(), 3);
+    world.ok(mount(Some("t/a/b")));
+    hide();
+    unmount_all(&world.pool, &world.mounts, false).unwrap();
+    assert!(world.mounted().is_empty());
 }

@@ -39,7 +39,7 @@ fn snapshots_have_their_own_and_those_of_their_file_system() {
     // Several objects at once, of both kinds.
     let names = vec!["t/a/b".to_owned(), "t/a/b@1".to_owned()];
     let properties = vec![("b:policy".to_owned(), NewValue::Local("two".to_owned()))];
-    world.ok(Request::Set(ToSet { names, recursive: false, properties }));
+    world.ok(Request::Set(ToSet { names, properties, ..ToSet::default() }));
     assert_eq!((world.value("t/a/b", "b:policy"), world.value("t/a/b@1", "b:policy")), (local("two"), local("two")));
     let Answer::Listed(listed) = world.ok(Request::List(Listing { names: vec!["t/a/b@1".to_owned()], ..Listing::default() })) else {
         panic!()

@@ -14,9 +14,7 @@ use nacre_sys::{loop_devices::LoopDevice, mounts};
 use rustix::{
     fs::{AtFlags, Gid, Mode, Uid, XattrFlags, fchmod, fchown, fgetxattr, fsetxattr, openat},
     fs::{OFlags, statat},
-    mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
-    },
+    mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen},
 };
 use std::{
     io,
@@ -158,10 +156,8 @@ pub fn shows(image: &Path, place: &Path) -> Result<bool, Failure> {
 /// # Errors
 /// In use.
 pub fn unmount(place: &Path, lazy: bool) -> Result<(), Failure> {
-    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    let unmounted = rustix::mount::unmount(place, flags | UnmountFlags::NOFOLLOW);
-    unmounted.map_err(|error| {
-        let failure = umount::refused(&path_text(place), &error.into());
+    fusewire::unmount_path(place, lazy).map_err(|error| {
+        let failure = umount::refused(&path_text(place), &error);
         if failure.exit == Exit::Busy { failure } else { failure.next("only root can end a cage of the engine loop") }
     })
 }

@@ -11,7 +11,10 @@ use super::{
     programs::{BTRFS, E2IMAGE, RESIZE2FS, XFS_GROWFS},
 };
 use crate::{
-    cage::engine::{FileSystem, Tell},
+    cage::{
+        engine::{FileSystem, Tell},
+        record::Record,
+    },
     failure::{Exit, Failure},
     report::path_text,
 };
@@ -32,7 +35,8 @@ use std::{
 ///
 /// # Errors
 /// No room on the host: nothing has changed. A file system that does not grow: its image has.
-pub fn grow(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+pub fn grow(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+    let place = record.mountpoint.as_path();
     let device = mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
     let enlarge = || image.set_length(bytes, !sparse);
     if image.fstype == FileSystem::Ext4 && !may_grow_mounted() {
@@ -41,7 +45,7 @@ pub fn grow(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_
         let before = image.length()?;
         // Whether the host has the room is found out before anybody is disturbed.
         enlarge()?;
-        return unmounted(image, sparse, place, bytes).map_err(|failure| match image.set_length(before, false) {
+        return unmounted(image, sparse, record, bytes).map_err(|failure| match image.set_length(before, false) {
             Ok(()) => failure,
             Err(also) => failure.next(also.what),
         });
@@ -67,13 +71,13 @@ fn may_grow_mounted() -> bool {
 ///
 /// # Errors
 /// A file system that cannot shrink, or not so far; a cage in use where it has to be unmounted. Nothing has changed.
-pub fn shrink(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+pub fn shrink(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
     match image.fstype {
         FileSystem::Xfs => Err(Failure::new("XFS cannot shrink").next(
             "a smaller cage has to be made anew and the content copied; cages with --fstype=ext4 or btrfs, or --engine=fuse, can shrink",
         )),
-        FileSystem::Btrfs => shrink_btrfs(image, place, bytes),
-        FileSystem::Ext4 => shrink_ext4(image, sparse, place, bytes, tell),
+        FileSystem::Btrfs => shrink_btrfs(image, &record.mountpoint, bytes),
+        FileSystem::Ext4 => shrink_ext4(image, sparse, record, bytes, tell),
     }
 }
 
@@ -124,14 +128,38 @@ fn sync(place: &Path) -> Result<(), Failure> {
     synced.map_err(|error| Failure::io("cannot sync", path_text(place), &error))
 }
 
-fn shrink_ext4(image: &Image, sparse: bool, place: &Path, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
-    mounting::mounted(image, place)?.ok_or_else(|| not_mounted(place))?;
+fn shrink_ext4(image: &Image, sparse: bool, record: &Record, bytes: u64, tell: Tell<'_>) -> Result<(), Failure> {
+    mounting::mounted(image, &record.mountpoint)?.ok_or_else(|| not_mounted(&record.mountpoint))?;
     tell("ext4 shrinks only unmounted: the cage is unmounted for as long as that takes");
-    unmounted(image, sparse, place, bytes)
+    unmounted(image, sparse, record, bytes)
+}
+
+/// Mounts a cage again whose resizing was cut short while it was unmounted for that.
+///
+/// # Errors
+/// It cannot be mounted.
+pub fn go_on(image: &Image, sparse: bool, record: &Record) -> Result<(), Failure> {
+    if !record.resizing || mounting::mounted(image, &record.mountpoint)?.is_some() {
+        return Ok(());
+    }
+    super::image::clear(&image.path)?;
+    mounting::mount(image, sparse, &record.mountpoint, None).map(drop)
 }
 
 /// Gives ext4 a new size while the cage is unmounted, and mounts it again whatever came of it.
-fn unmounted(image: &Image, sparse: bool, place: &Path, bytes: u64) -> Result<(), Failure> {
+fn unmounted(image: &Image, sparse: bool, record: &Record, bytes: u64) -> Result<(), Failure> {
+    let place = record.mountpoint.as_path();
+    // Where this is cut short, the same command again knows that the cage is to be mounted.
+    Record { resizing: true, ..record.clone() }.save()?;
+    let done = while_unmounted(image, sparse, place, bytes);
+    if done.is_err() {
+        // What failed is told.
+        let _ = record.save();
+    }
+    done
+}
+
+fn while_unmounted(image: &Image, sparse: bool, place: &Path, bytes: u64) -> Result<(), Failure> {
     mounting::unmount(place, false)?;
     let resized = image.released().and_then(|()| resized_copy(image, bytes));
     let back = mounting::mount(resized.as_ref().unwrap_or(image), sparse, place, None).map(drop);

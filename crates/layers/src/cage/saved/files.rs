@@ -11,8 +11,12 @@ use std::{
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
+/// How long the books of a cage that is ending are waited for.
+const ENDING: Duration = Duration::from_secs(3);
 const CHECKPOINT: &str = "checkpoint";
 const ASIDE: &str = "checkpoint.new";
 const LOG: &str = "log.";
@@ -46,6 +50,17 @@ fn private() -> OpenOptions {
     options
 }
 
+/// Takes a lock, for which no call waits with an end. A cage that has been ended keeps its own until its last thread has left the last call to the disk.
+fn locked(lock: &File) -> rustix::io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if start.elapsed() < ENDING => thread::sleep(Duration::from_millis(10)),
+            done => return done,
+        }
+    }
+}
+
 /// A state directory that is ours alone.
 pub(super) struct StateDir {
     path: PathBuf,
@@ -73,7 +88,7 @@ impl StateDir {
         let lock_path = path.join("lock");
         let mut lock =
             private().read(true).write(true).create(true).truncate(false).open(&lock_path).map_err(failed("open", &lock_path))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        match locked(&lock) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();

@@ -176,7 +176,10 @@ fn set_id_bits_fall_as_the_kernel_asks() {
         assert_eq!(mode(), 0o755);
         // A mode given in the same change comes after the owner, as with two calls.
         assert_eq!(door.setattr("tool", SetAttr { uid: Some(6), mode: Some(0o4711), ..SetAttr::default() }).unwrap().mode, 0o4711);
+        // Who writes decides, not our own rights.
         door.open("tool", 1).unwrap().write(b"x", 0).unwrap();
+        assert_eq!(mode(), 0o4711);
+        door.setattr("tool", SetAttr { kill_privileges: true, ..SetAttr::default() }).unwrap();
         assert_eq!(mode(), 0o711);
         assert_eq!(door.setattr("tool", SetAttr { mode: Some(0o2755), ..SetAttr::default() }).unwrap().mode, 0o2755);
     })

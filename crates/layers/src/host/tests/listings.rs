@@ -224,3 +224,16 @@ fn descriptors_are_not_leaked() {
     }
     assert!(door.host.shared.listings.len() <= 16);
 }
+
+#[test]
+fn a_listing_never_goes_on_with_what_was_read_before_it_began() {
+    let door = filled(300);
+    let root = door.root();
+    let whole = list(&door, &root, 0, 1000, false).names;
+    // Left in the middle, as by a program whose buffer was smaller than the answer.
+    let left = list(&door, &root, 0, 100, false);
+    whole[150..].iter().for_each(|name| fs::remove_file(door.path(name)).unwrap());
+    let again = list(&door, &root, 0, 100, false);
+    assert_eq!((&again.names[..], again.last), (&whole[..100], left.last));
+    assert_eq!(list(&door, &root, again.last, 1000, false).names, whole[100..150]);
+}

@@ -36,7 +36,7 @@ const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 6_000_000 };
 const HANDLES_MAX: usize = 8192;
 
 /// What is asked for of a whole file system.
-const EVENTS: Mask = fanotify::CREATE
+pub(super) const EVENTS: Mask = fanotify::CREATE
     | fanotify::DELETE
     | fanotify::MOVED_FROM
     | fanotify::MOVED_TO
@@ -44,6 +44,9 @@ const EVENTS: Mask = fanotify::CREATE
     | fanotify::MODIFY
     | fanotify::CLOSE_WRITE
     | fanotify::ON_DIRECTORY;
+
+/// What is asked for of a single file that is not a directory.
+pub(super) const OF_FILES: Mask = fanotify::ATTRIB | fanotify::MODIFY | fanotify::CLOSE_WRITE;
 
 const NAMES: Mask = fanotify::CREATE | fanotify::DELETE | fanotify::MOVED_FROM | fanotify::MOVED_TO;
 

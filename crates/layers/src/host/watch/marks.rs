@@ -123,6 +123,8 @@ pub(in super::super) struct Marks {
     /// The mount and the device of all sources, where there may be several.
     site: Option<(u64, u32)>,
     state: RwLock<State>,
+    /// Held while marks on file systems give way to marks on single files, and back (`resting.rs`). Taken before `state`.
+    pub(super) changing: Mutex<()>,
     /// Nothing is promised any more.
     failed: AtomicBool,
     /// Ends the thread when written to.
@@ -164,6 +166,7 @@ impl Marks {
             group: fanotify::open()?,
             site: place,
             state: RwLock::new(State { members: vec![member], ..State::default() }),
+            changing: Mutex::default(),
             failed: AtomicBool::new(false),
             stop: super::eventfd()?,
             thread: Mutex::default(),

@@ -11,54 +11,41 @@
 //!
 //! Why not a mark per file while it is written: files come and go by the thousand, and such a mark would hide the writes of others, too.
 
-use nacre_sys::{fanotify, handles, inode::proc_path, mounts};
+use super::super::detached_mount::{DetachedMount, MOUNTS_MAX};
+use nacre_sys::fanotify;
 use parking_lot::RwLock;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use std::{
     collections::HashMap,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
 };
-
-/// The most file systems below one source that get a mount of our own: some make a device of each of thousands of snapshots.
-const MOUNTS_MAX: usize = 64;
 
 /// What our clients do with an open file.
 const OWN: fanotify::Mask = fanotify::MODIFY | fanotify::CLOSE_WRITE;
 
-/// A detached mount. It lasts as long as its descriptor and the files that were opened through it.
-struct OwnMount {
-    /// Holds the mount together.
-    _tree: OwnedFd,
-    /// What it is a mount of, open.
-    anchor: OwnedFd,
-}
-
-impl OwnMount {
-    fn new(group: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<OwnMount> {
-        let tree = mounts::clone_tree(Path::new(&proc_path(file)), false)?;
-        // Else it would hold on to what others mount below the source later.
-        mounts::make_private(tree.as_fd())?;
-        let anchor = rustix::fs::open(proc_path(tree.as_fd()), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-        fanotify::ignore_mount(group, anchor.as_fd(), OWN)?;
-        Ok(OwnMount { _tree: tree, anchor })
-    }
-}
-
 /// See the file's head.
 #[derive(Default)]
-pub(super) struct OwnMounts(RwLock<HashMap<u32, Arc<OwnMount>>>);
+pub(super) struct OwnMounts {
+    mounts: RwLock<HashMap<u32, Arc<DetachedMount>>>,
+    /// What is read through them leaves access times alone.
+    noatime: bool,
+}
 
 impl OwnMounts {
+    pub(super) fn new(noatime: bool) -> OwnMounts {
+        OwnMounts { noatime, ..OwnMounts::default() }
+    }
+
     /// Makes a mount for the file system of `file` and tells `group` to leave it out. Without it, writes are dearer, not wrong.
     pub(super) fn add(&self, group: BorrowedFd<'_>, device: u32, file: BorrowedFd<'_>) {
-        let mut known = self.0.write();
+        let mut known = self.mounts.write();
         if known.len() >= MOUNTS_MAX || known.contains_key(&device) {
             return;
         }
-        match OwnMount::new(group, file) {
+        let made = DetachedMount::of(file, self.noatime);
+        match made.and_then(|mount| fanotify::ignore_mount(group, mount.anchor(), OWN).map(|()| mount)) {
             Ok(mount) => {
                 known.insert(device, Arc::new(mount));
             }
@@ -71,19 +58,16 @@ impl OwnMounts {
     /// # Errors
     /// What the kernel says; then it may not be reported.
     pub(super) fn give_up(&self, group: BorrowedFd<'_>, device: u32) -> io::Result<()> {
-        let known = self.0.write().remove(&device);
-        known.map_or(Ok(()), |mount| fanotify::hear_mount(group, mount.anchor.as_fd(), OWN))
+        let known = self.mounts.write().remove(&device);
+        known.map_or(Ok(()), |mount| fanotify::hear_mount(group, mount.anchor(), OWN))
     }
 
     /// The file behind `descriptor`, of that device, opened through our own mount; else `descriptor` itself.
     pub(super) fn open(&self, device: u32, descriptor: OwnedFd, flags: OFlags) -> OwnedFd {
-        let Some(mount) = self.0.read().get(&device).map(Arc::clone) else { return descriptor };
-        match handles::open_through(mount.anchor.as_fd(), descriptor.as_fd(), flags.bits().cast_signed()) {
-            Ok(ours) => ours,
-            Err(error) => {
-                tracing::debug!(%error, "a file could not be opened through our own mount");
-                descriptor
-            }
+        let mount = self.mounts.read().get(&device).map(Arc::clone);
+        match mount {
+            Some(mount) => mount.open(descriptor, flags),
+            None => descriptor,
         }
     }
 }

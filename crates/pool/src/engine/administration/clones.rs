@@ -6,6 +6,7 @@ use crate::engine::admission::refusal;
 use crate::engine::{Admin, NewDataset, Pool};
 use crate::error::PoolError;
 use crate::pointer::Txg;
+use crate::properties::spelling;
 use crate::space::{Change, Purpose, Usage};
 
 impl Pool {
@@ -23,7 +24,7 @@ impl Pool {
             }
             let of = admin.catalog.snapshot(from, origin)?;
             let usage = Usage { referenced: of.referenced, logical_referenced: of.logical, ..Usage::default() };
-            let rows = self.parse_new(&new.properties)?;
+            let rows = spelling::of_clone(self.parse_new(&new.properties)?, &admin.catalog.properties(from)?)?;
             let limits = admin.judge_new(new.parent, &rows, usage)?;
             let id = admin.catalog.number()?;
             let list = admin.catalog.deadlists().create()?;

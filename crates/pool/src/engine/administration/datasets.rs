@@ -9,12 +9,13 @@ use crate::engine::admission::refusal;
 use crate::engine::{Admin, Dataset, Pool, find};
 use crate::error::PoolError;
 use crate::pointer::Txg;
+use crate::properties::spelling;
 use crate::space::{Limits, Usage};
 
 impl Pool {
     /// The dataset that has the pool's name.
-    pub(in crate::engine) fn create_root(&self, name: &str) -> Result<u64, PoolError> {
-        self.make(0, name, &[])
+    pub(in crate::engine) fn create_root(&self, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
+        self.make(0, name, properties)
     }
 
     /// Makes an empty file system; answers its number.
@@ -34,7 +35,8 @@ impl Pool {
         if let Some(failed) = &admin.failed {
             return Err(failed.clone());
         }
-        admin.judge_new(new.parent, &self.parse_new(&new.properties)?, Usage::default()).map(drop)
+        let rows = admin.with_rules_for_names(new.parent, self.parse_new(&new.properties)?)?;
+        admin.judge_new(new.parent, &rows, Usage::default()).map(drop)
     }
 
     fn make(&self, parent: u64, name: &str, properties: &[(String, String)]) -> Result<u64, PoolError> {
@@ -46,7 +48,7 @@ impl Pool {
         if parent != 0 && admin.catalog.child(parent, name)?.is_some() {
             return refused(format!("dataset '{name}' exists already"));
         }
-        let rows = self.parse_new(properties)?;
+        let rows = admin.with_rules_for_names(parent, self.parse_new(properties)?)?;
         let limits = admin.judge_new(parent, &rows, Usage::default())?;
         let before = admin.catalog.changes();
         let entered = self.enter_new(&mut admin, parent, name, (&rows, limits));
@@ -75,7 +77,7 @@ impl Pool {
         (rows, limits): (&[(String, PropertyRow)], Limits),
     ) -> Result<u64, PoolError> {
         let id = admin.catalog.number()?;
-        let dataset = Arc::new(Dataset::format(self, id)?);
+        let dataset = Arc::new(Dataset::format(self, id, spelling::folding(rows))?);
         let list = admin.catalog.deadlists().create()?;
         let row = self.new_row(parent, name, list);
         admin.catalog.enter(id, &row)?;

@@ -52,7 +52,7 @@ impl Pool {
             rows.push(snapshot_row(name, &Setting::Local(value.clone()))?);
         }
         let mut admin = self.admin.lock();
-        self.commit_frozen(&mut admin, frozen, |admin, txg| {
+        self.commit_frozen(&mut admin, Some(frozen), |admin, txg| {
             let mut seen = std::collections::HashSet::new();
             for (id, name) in wanted {
                 if !seen.insert(*id) {

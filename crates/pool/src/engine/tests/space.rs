@@ -640,3 +640,30 @@ fn what_is_refused_in_the_middle_takes_no_room() {
     assert!(dataset.files().look_up(&root, b"d").is_err());
     check(&pool, &storage);
 }
+
+/// Many are short of room at once; the commit of one of them makes it for all.
+#[test]
+fn whoever_fits_beside_what_lives_is_never_refused() {
+    let (storage, pool) = small(256 * MIB);
+    let top = pool.root().unwrap();
+    let dataset = pool.dataset(top).unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..6 {
+            let dataset = &dataset;
+            scope.spawn(move || {
+                let (name, files) = (format!("file{number}"), dataset.files());
+                let data: Vec<u8> = (0..MIB).map(|at| (at % 251) as u8 + number).collect();
+                for _ in 0..30 {
+                    let file = plain(dataset, &name, 0).unwrap();
+                    let mut written = 0;
+                    while written < 8 * data.len() {
+                        // Short where there is room for a part: the rest has to find its own.
+                        written += files.write(&file, None, &data).unwrap().written;
+                    }
+                    files.unlink(&files.root(), name.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    check(&pool, &storage);
+}

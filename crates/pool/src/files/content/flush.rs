@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Form, form_of};
+use crate::error::PoolError;
 use crate::files::inodes::{Apart, Buffered, Editing};
 use crate::files::patches::is_rotten;
 use crate::files::{Batch, FileError, Files, Inode, Result, Table};
@@ -12,8 +13,8 @@ use crate::pointer::{Pointer, Txg};
 use crate::rows::Extent;
 
 impl<T: Table> Files<T> {
-    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg is frozen. What belongs to rows that are damaged
-    /// stays where it is, [apart](Self::set_apart).
+    /// Puts everything that memory holds into the table: when nobody is inside, right before a txg is frozen. What belongs to rows that are damaged, or
+    /// finds no room, stays where it is, [apart](Self::set_apart).
     ///
     /// # Errors
     /// Those of the engine; what could not be flushed stays in memory.
@@ -75,7 +76,7 @@ impl<T: Table> Files<T> {
             return Ok(self.set_apart(txg, inode, edited, error));
         }
         let mut batch = Batch::default();
-        let (mut from, mut unreadable) = (0, None);
+        let (mut from, mut unstored) = (0, None);
         loop {
             let some = take_some(&mut edited, &mut from);
             if some.is_empty() {
@@ -83,7 +84,12 @@ impl<T: Table> Files<T> {
             }
             match self.flush_records(txg, &mut edited, some, &mut batch) {
                 Ok(()) => {}
-                Err(error) if is_rotten(&error) => unreadable = Some(error),
+                Err(error) if is_rotten(&error) => unstored = Some(error),
+                Err(error) if is_of_one_file(&error) => {
+                    // Nor is there any for what comes behind.
+                    unstored = Some(error);
+                    break;
+                }
                 Err(error) => {
                     // What was stored before counts; the records that failed are in memory again.
                     edited.put(&mut batch);
@@ -106,7 +112,7 @@ impl<T: Table> Files<T> {
             Err(error) if !holds && is_rotten(&error) => return Ok(self.set_apart(txg, inode, edited, error)),
             Err(error) => return Err(self.lose(error)),
         }
-        if let Some(error) = unreadable {
+        if let Some(error) = unstored {
             return Ok(self.set_apart(txg, inode, edited, error));
         }
         inode.apart.lock().take_if(|apart| !apart.lost);
@@ -122,7 +128,7 @@ impl<T: Table> Files<T> {
         }
     }
 
-    /// What belongs to rows that are damaged keeps nobody else's from being committed. It stays in memory, and is tried again by the next commits; in the
+    /// What belongs to rows that are damaged, or finds no room, keeps nobody else's from being committed. It stays in memory, and is tried again by the next commits; in the
     /// end it is given up. Whoever syncs the file is told from now on.
     fn set_apart(&self, txg: Txg, inode: &Arc<Inode>, mut edited: Editing<'_>, error: FileError) -> Flushed {
         let row = edited.row;
@@ -133,7 +139,8 @@ impl<T: Table> Files<T> {
                 *apart = Some(Apart { since: txg, error: error.clone(), lost: false });
             }
             apart.as_mut().is_some_and(|apart| {
-                apart.lost = txg.0 >= apart.since.0.saturating_add(APART_MOST);
+                let most = if is_rotten(&error) { APART_MOST } else { WITHOUT_ROOM_MOST };
+                apart.lost = txg.0 >= apart.since.0.saturating_add(most);
                 apart.lost
             })
         };
@@ -221,17 +228,25 @@ pub(in crate::files) enum Flushed {
     Apart,
 }
 
-/// Of two outcomes the one that stops more: what is damaged concerns one file, all else the pool.
+/// Whether what cannot be stored concerns one file only: rows that it belongs to are damaged, or there is no room for its content. The rest of the pool
+/// goes on.
+fn is_of_one_file(error: &FileError) -> bool {
+    is_rotten(error) || matches!(error, FileError::Pool(PoolError::NoSpace))
+}
+
+/// Of two outcomes the one that stops more: what is damaged or finds no room concerns one file, all else the pool.
 pub(in crate::files) fn graver(one: Result<()>, other: Result<()>) -> Result<()> {
     match one {
         Ok(()) => other,
-        Err(error) if is_rotten(&error) => other.and(Err(error)),
+        Err(error) if is_of_one_file(&error) => other.and(Err(error)),
         Err(error) => Err(error),
     }
 }
 
 /// So many txgs try to store what belongs to rows that are damaged.
 const APART_MOST: u64 = 3;
+/// So many try to store what finds no room: meanwhile somebody may remove something. Not for ever: memory that is full of it would stop everybody.
+const WITHOUT_ROOM_MOST: u64 = 60;
 /// How many rounds a flush makes beside operations.
 const FLUSH_ROUNDS: usize = 4;
 /// So little need not be flushed beside operations, bytes.

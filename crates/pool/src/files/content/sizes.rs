@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::{SIZE_MOST, SeekTo, Stored, check_regular};
-use crate::files::admission::Admit;
+use crate::files::admission::{Admit, worst};
 use crate::files::inodes::{Editing, Pending};
 use crate::files::{Batch, Entered, FileError, Files, Inode, Result, Table};
 use crate::pointer::Txg;
@@ -201,6 +201,42 @@ impl<T: Table> Files<T> {
         }
         edited.row.flags = if is { edited.row.flags | CUT } else { edited.row.flags & !CUT };
         Ok(())
+    }
+
+    /// Whether a range of a file could be filled now. Nothing is set aside: content goes to a new place whenever it is written.
+    ///
+    /// # Errors
+    /// As [`Self::write`], at once.
+    pub fn would_fill(&self, inode: &Inode, offset: u64, length: u64) -> Result<()> {
+        let end = offset.checked_add(length).filter(|end| *end <= SIZE_MOST).ok_or(FileError::TooLarge)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let row = self.attributes(inode)?;
+        check_regular(&row)?;
+        let shift = self.shift_of(&row);
+        let (first, last) = (offset >> shift, (end - 1) >> shift);
+        let fits = |there: u64| {
+            let missing = (last - first + 1).saturating_sub(there);
+            let bytes = length.min(missing << shift);
+            self.would_admit(row.uid, row.gid, bytes.saturating_add(missing.saturating_mul(worst(0))))
+        };
+        match fits(0) {
+            Err(FileError::Quota | FileError::Pool(crate::PoolError::NoSpace)) => {}
+            other => return other,
+        }
+        // What holds something already is only written over.
+        let mut there = inode.active.read().as_ref().map_or(0, |active| active.records.range(first..=last).count() as u64);
+        let mut from = first;
+        while from <= last {
+            let stored = self.stored_numbers(inode.number(), from, last, STEP)?;
+            there += stored.len() as u64;
+            match stored.last() {
+                Some(end) if stored.len() == STEP => from = end + 1,
+                _ => break,
+            }
+        }
+        fits(there)
     }
 
     /// Makes a range read as zeros; whole records become holes. With `grow` the file ends no earlier than the range.

@@ -37,19 +37,13 @@ fn together(running: &Running, contents: &[Vec<u8>]) -> Vec<Vec<Content>> {
 }
 
 /// Threads, however many processors there are.
-fn started(threads: usize, most: usize) -> Running {
-    let shared = Arc::new(Shared::default());
-    shared.queue.lock().most = most;
-    let start = |_| {
-        let shared = Arc::clone(&shared);
-        std::thread::spawn(move || shared.work())
-    };
-    Running { threads: (0..threads).map(start).collect(), shared }
+fn started(threads: usize, most: usize, run: fn(Job)) -> Running {
+    Running { workers: Workers::start("pool-pack", threads, run), most, spare: Arc::default() }
 }
 
 #[test]
 fn several_threads_pack_what_one_packs_in_its_order() {
-    let running = started(3, 9);
+    let running = started(3, 9, Job::run);
     std::thread::scope(|scope| {
         for writer in 0..4u64 {
             let running = &running;
@@ -65,31 +59,18 @@ fn several_threads_pack_what_one_packs_in_its_order() {
             });
         }
     });
-    assert!(running.shared.queue.lock().jobs.is_empty());
+    assert_eq!(running.workers.waiting(), 0);
 }
 
 #[test]
 fn what_nobody_begins_or_somebody_loses_is_packed_by_whoever_lent_it() {
     let contents: Vec<Vec<u8>> = (0..8).map(|nth| content(nth, 20_000, true)).collect();
     // Nobody is there.
-    let mut running = started(0, 9);
+    let running = started(0, 9, Job::run);
     assert!(together(&running, &contents) == alone(&contents));
-    assert!(running.shared.queue.lock().jobs.is_empty());
+    assert_eq!(running.workers.waiting(), 0);
     // A thread that loses all that it takes.
-    let shared = Arc::clone(&running.shared);
-    running.threads.push(std::thread::spawn(move || {
-        let mut queue = shared.queue.lock();
-        while !queue.ended {
-            match queue.jobs.pop_front() {
-                Some(job) => {
-                    drop(queue);
-                    drop(job);
-                    queue = shared.queue.lock();
-                }
-                None => shared.changed.wait(&mut queue),
-            }
-        }
-    }));
+    let running = started(1, 9, drop);
     for _ in 0..20 {
         assert!(together(&running, &contents) == alone(&contents));
     }

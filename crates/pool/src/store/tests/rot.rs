@@ -179,6 +179,28 @@ fn names_that_do_not_fit_the_labels_are_refused_and_the_pool_goes_on() {
 }
 
 #[test]
+fn a_device_that_cannot_be_written_is_refused_and_the_pool_goes_on() {
+    let sims = simulators(2, 64 * MIB);
+    let store = create(&sims[..1]);
+    for operations in 0..6 {
+        sims[1].fail_after(operations);
+        let refused = store.add_device(sims[1].clone(), 9);
+        assert!(matches!(&refused, Err(PoolError::Refused(why)) if why.contains("label")), "{operations}: {refused:?}");
+        assert_eq!((store.suspended(), store.identity().members.len()), (None, 1));
+        // Labels that are more than one revision apart after a power cut are refused.
+        assert_eq!(crate::label::probe(&*sims[0]).unwrap().unwrap().revision, store.identity().revision);
+        put(&store, 1, operations, 5000).unwrap();
+        commit(&store, operations + 1).unwrap();
+    }
+    store.rename("lake", 10).unwrap();
+    // What it has got of labels leads nobody astray.
+    drop(store);
+    sims[1].fail_after(u64::MAX);
+    let (store, _) = open(&sims[..1], Access::ReadWrite).unwrap();
+    assert_eq!((store.identity().name.as_str(), store.identity().members.len()), ("lake", 1));
+}
+
+#[test]
 fn damaged_labels_are_written_anew_by_a_scrub() {
     let sims = simulators(2, 64 * MIB);
     let store = create(&sims);

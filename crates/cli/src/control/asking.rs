@@ -1,0 +1,87 @@
+//! Asking many sockets at once, so that whoever does not answer delays nobody else and the command by one deadline only.
+//!
+//! Used by the commands of mounts ([`super::find`]) and of pools. Invariants: each user's sockets have threads of their own, so one user's silent ones do not
+//! keep another's from being asked; a thread that still waits when the deadline has passed is left behind, and waits for nothing that keeps the process from ending.
+
+use crate::runtime::Socket;
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::{self, Read},
+    os::unix::net::UnixStream,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// So many of our own sockets are asked at one time.
+const OURS_AT_ONCE: usize = 64;
+/// So many of each other user.
+const FOREIGN_AT_ONCE: usize = 16;
+/// What a thread has for its stack, bytes: answers are nested.
+const STACK: usize = 1 << 20;
+
+/// Asks each socket; what has come when all have answered or at the deadline, in the order of the sockets. `None`: nothing has.
+pub fn ask_all<R: Send + 'static>(
+    sockets: Vec<Socket>,
+    until: Instant,
+    ask: impl Fn(&Socket) -> R + Send + Sync + 'static,
+) -> Vec<(Socket, Option<R>)> {
+    let mut answers: Vec<(Socket, Option<R>)> = sockets.into_iter().map(|socket| (socket, None)).collect();
+    let mut queues: BTreeMap<Option<u32>, VecDeque<(usize, Socket)>> = BTreeMap::new();
+    for (place, (socket, _)) in answers.iter().enumerate() {
+        queues.entry(socket.foreign()).or_default().push_back((place, socket.clone()));
+    }
+    let (ask, (sender, receiver)) = (Arc::new(ask), mpsc::channel());
+    for (owner, queue) in queues {
+        let threads = queue.len().min(if owner.is_none() { OURS_AT_ONCE } else { FOREIGN_AT_ONCE });
+        let queue = Arc::new(Mutex::new(queue));
+        for _ in 0..threads {
+            let (queue, ask, sender) = (Arc::clone(&queue), Arc::clone(&ask), sender.clone());
+            let work = move || {
+                while Instant::now() < until {
+                    let Some((place, socket)) = queue.lock().pop_front() else { return };
+                    // Nobody waits any more.
+                    let _ = sender.send((place, ask(&socket)));
+                }
+            };
+            // Without a thread for it, what is asked counts as not answered.
+            if thread::Builder::new().name("nacre-asking".to_owned()).stack_size(STACK).spawn(work).is_err() {
+                break;
+            }
+        }
+    }
+    drop(sender);
+    while let Ok((place, answer)) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        if let Some((_, slot)) = answers.get_mut(place) {
+            *slot = Some(answer);
+        }
+    }
+    answers
+}
+
+/// Reads until a point in time, however the bytes dribble in; without one, for ever.
+pub struct Hasty<'a> {
+    /// From here.
+    pub stream: &'a UnixStream,
+    /// The point in time.
+    pub until: Option<Instant>,
+}
+
+impl Read for Hasty<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(until) = self.until {
+            let left = left(until);
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left))?;
+        }
+        (&mut &*self.stream).read(buffer)
+    }
+}
+
+/// The time until then.
+pub fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
+}

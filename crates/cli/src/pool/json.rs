@@ -1,0 +1,243 @@
+//! `nacre pool list`, `get` and `status` as JSON, in the form of OpenZFS 2.3: pools by name, devices as objects below the device `root`.
+//!
+//! Numbers are text, for people or (`-p`) exactly; with `--json-int` they are numbers.
+
+use super::{
+    called, dates, list,
+    order::Form,
+    status,
+    vdevs::{self, Vdev},
+};
+use crate::failure::Failure;
+use nacre_admin::pool::{DeviceFigures, Figures, Phase, ScrubReport, Status, properties};
+use nacre_pool::properties::size::human_bytes;
+use serde_json::{Map, Value, json};
+
+/// The head of an answer.
+pub fn version(command: &str) -> Value {
+    json!({ "command": format!("zpool {command}"), "vers_major": 0, "vers_minor": 1 })
+}
+
+fn exactly(number: u64, form: Form) -> Value {
+    if form.integers { json!(number) } else { json!(number.to_string()) }
+}
+
+fn bytes(number: u64, form: Form) -> Value {
+    if form.exact { exactly(number, form) } else { json!(human_bytes(number)) }
+}
+
+fn time(at: u64, form: Form) -> Value {
+    match (form.exact, at) {
+        (true, at) => exactly(at, form),
+        (false, 0) => json!("-"),
+        (false, at) => json!(dates::long(at)),
+    }
+}
+
+fn property(name: &str, value: &properties::Value, form: Form) -> Value {
+    let source = match value.source {
+        "local" => "LOCAL",
+        "default" => "DEFAULT",
+        _ => "NONE",
+    };
+    // Users' own are text, whatever is in them.
+    let number = value.exact.parse::<u64>().ok().filter(|_| form.integers && !name.contains(':') && name != "comment");
+    let shown = number.map_or_else(|| json!(list::shown(value, form)), |number| json!(number));
+    json!({ "value": shown, "source": { "type": source, "data": "-" } })
+}
+
+/// What all answers tell of a pool. The two versions are those that ZFS names where features count instead.
+fn head(pool: &Figures, form: Form) -> Map<String, Value> {
+    let fields = [
+        ("name", json!(pool.name)),
+        ("state", json!(pool.health)),
+        ("pool_guid", exactly(pool.guid, form)),
+        ("txg", exactly(pool.txg, form)),
+        ("spa_version", exactly(5000, form)),
+        ("zpl_version", exactly(5, form)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn whole(command: &str, pools: impl Iterator<Item = (String, u64, Map<String, Value>)>, form: Form) -> String {
+    let key = |name, guid: u64| if form.by_guid { guid.to_string() } else { name };
+    let pools: Map<String, Value> = pools.map(|(name, guid, fields)| (key(name, guid), Value::Object(fields))).collect();
+    json!({ "output_version": version(command), "pools": pools }).to_string() + "\n"
+}
+
+/// What a device is.
+fn device_head(pool: &Figures, device: &DeviceFigures, form: Form) -> Map<String, Value> {
+    let fields = [
+        ("name", json!(device.name())),
+        ("vdev_type", json!(if called::is_disk(&device.path) { "disk" } else { "file" })),
+        ("guid", exactly(device.guid, form)),
+        ("path", json!(device.path)),
+        ("class", json!("normal")),
+        ("state", json!(status::device_state(pool, device))),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Pools with these properties of each; with `verbose` their devices too.
+///
+/// # Errors
+/// A property that there is not.
+pub fn properties(
+    command: &str,
+    pools: &[Figures],
+    form: Form,
+    verbose: bool,
+    names: impl Fn(&Figures) -> Vec<String>,
+) -> Result<String, Failure> {
+    let mut all = Vec::new();
+    for pool in pools {
+        let (names, mut values) = (names(pool), Map::new());
+        for name in &names {
+            let value = list::value(pool, name).map_err(|error| list::wrong(&error))?;
+            if name != "name" {
+                values.insert(name.clone(), property(name, &value, form));
+            }
+        }
+        let mut fields = head(pool, form);
+        fields.insert("type".to_owned(), json!("POOL"));
+        fields.insert("properties".to_owned(), Value::Object(values));
+        if verbose {
+            let device = |device: &DeviceFigures| {
+                let shown = names.iter().filter(|name| !["name", "altroot"].contains(&name.as_str()));
+                let values: Map<String, Value> =
+                    shown.map(|name| (name.clone(), property(name, &list::device_value(pool, device, name), form))).collect();
+                let mut fields = device_head(pool, device, form);
+                fields.insert("properties".to_owned(), Value::Object(values));
+                (device.name().to_owned(), Value::Object(fields))
+            };
+            fields.insert("vdevs".to_owned(), Value::Object(pool.devices.iter().map(device).collect()));
+        }
+        all.push((pool.name.clone(), pool.guid, fields));
+    }
+    Ok(whole(command, all.into_iter(), form))
+}
+
+/// Devices of a pool with these properties of each.
+pub fn vdevs(pool: &Figures, vdevs: &[Vdev<'_>], names: &[String], form: Form) -> String {
+    let one = |vdev: &Vdev<'_>| {
+        let mut fields = match vdev {
+            Vdev::Leaf(device) => device_head(pool, device, form),
+            Vdev::Root => root_head(pool, vdevs::ROOT, form),
+        };
+        let values = names.iter().filter(|name| *name != "name");
+        let values: Map<String, Value> =
+            values.map(|name| (name.clone(), property(name, &vdevs::value(pool, *vdev, name), form))).collect();
+        fields.insert("type".to_owned(), json!("VDEV"));
+        fields.insert("properties".to_owned(), Value::Object(values));
+        (vdev.name().to_owned(), Value::Object(fields))
+    };
+    let all: Map<String, Value> = vdevs.iter().map(one).collect();
+    json!({ "output_version": version("get"), "vdevs": all }).to_string() + "\n"
+}
+
+/// What stands for all devices of a pool.
+fn root_head(pool: &Figures, name: &str, form: Form) -> Map<String, Value> {
+    let fields = [
+        ("name", json!(name)),
+        ("vdev_type", json!("root")),
+        ("guid", exactly(pool.guid, form)),
+        ("class", json!("normal")),
+        ("state", json!(if pool.health == "SUSPENDED" { "UNAVAIL" } else { &pool.health })),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// The health of pools.
+pub fn status(all: &[Status], shown: &status::Shown) -> String {
+    let form = shown.form;
+    let pools = all.iter().map(|status| {
+        let figures = &status.figures;
+        let mut fields = head(figures, form);
+        fields.extend(status::advice(status).into_iter().map(|(name, words)| (name.to_owned(), json!(words))));
+        fields.extend(scan(&status.scrub, form).map(|scan| ("scan_stats".to_owned(), scan)));
+        fields.insert("vdevs".to_owned(), Value::Object(tree(figures, shown)));
+        fields.insert("error_count".to_owned(), exactly(status.damaged, form));
+        if !status.names.is_empty() {
+            fields.insert("errlist".to_owned(), json!(status.names));
+        }
+        // What a pool of ours has beyond that.
+        fields.insert("suspended".to_owned(), json!(figures.suspended));
+        fields.insert("process".to_owned(), json!(figures.process));
+        fields.insert("since".to_owned(), json!(figures.since));
+        fields.insert("read_only".to_owned(), json!(figures.read_only));
+        (figures.name.clone(), figures.guid, fields)
+    });
+    whole("status", pools, form)
+}
+
+/// The devices below the one that stands for the pool; flat, they lie beside it as well and name it.
+fn tree(figures: &Figures, shown: &status::Shown) -> Map<String, Value> {
+    let form = shown.form;
+    let room =
+        |allocated, size| [("alloc_space", bytes(allocated, form)), ("total_space", bytes(size, form)), ("def_space", bytes(size, form))];
+    let errors = |[read, write, checksum]: [u64; 3]| {
+        [("read_errors", exactly(read, form)), ("write_errors", exactly(write, form)), ("checksum_errors", exactly(checksum, form))]
+    };
+    let own = |fields: &mut Map<String, Value>, more: Vec<(&str, Value)>| {
+        fields.extend(more.into_iter().map(|(name, value)| (name.to_owned(), value)));
+    };
+    let device = |device: &DeviceFigures| {
+        let mut fields = device_head(figures, device, form);
+        own(&mut fields, room(device.allocated, device.size).into());
+        own(&mut fields, errors(status::errors(device)).into());
+        own(&mut fields, vec![("slow_ios", exactly(0, form))]);
+        if shown.flat {
+            own(&mut fields, vec![("parent", json!(figures.name))]);
+        }
+        if shown.trim {
+            let trim = &device.trim;
+            let done = [
+                ("trim_notsup", exactly(u64::from(trim.unsupported), form)),
+                ("trim_state", json!(trim_state(trim.phase))),
+                ("trim_time", time(trim.ended, form)),
+                ("trimmed", bytes(trim.trimmed, form)),
+                ("to_trim", bytes(trim.total, form)),
+            ];
+            own(&mut fields, done.into());
+        }
+        (device.name().to_owned(), Value::Object(fields))
+    };
+    let devices: Map<String, Value> =
+        figures.devices.iter().filter(|device| !shown.ill_devices || status::device_is_ill(figures, device)).map(device).collect();
+    let mut root = root_head(figures, &figures.name, form);
+    own(&mut root, room(figures.allocated, figures.size).into());
+    own(&mut root, errors(status::all_errors(figures)).into());
+    root.insert("vdevs".to_owned(), Value::Object(devices.clone()));
+    let mut all = if shown.flat { devices } else { Map::new() };
+    all.insert(figures.name.clone(), Value::Object(root));
+    all
+}
+
+fn trim_state(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Never => "UNTRIMMED",
+        Phase::Running => "ACTIVE",
+        Phase::Paused => "SUSPENDED",
+        Phase::Canceled => "CANCELED",
+        Phase::Finished => "COMPLETE",
+    }
+}
+
+/// The last verification; nothing where there was none.
+fn scan(scrub: &ScrubReport, form: Form) -> Option<Value> {
+    let state = match scrub.phase {
+        Phase::Never => return None,
+        Phase::Running | Phase::Paused => "SCANNING",
+        Phase::Finished => "FINISHED",
+        Phase::Canceled => "CANCELED",
+    };
+    let paused = if scrub.phase == Phase::Paused { scrub.ended } else { 0 };
+    let ended = if state == "SCANNING" { 0 } else { scrub.ended };
+    Some(json!({
+        "function": "SCRUB", "state": state, "start_time": time(scrub.started, form), "end_time": time(ended, form),
+        "to_examine": bytes(scrub.total, form), "examined": bytes(scrub.examined, form), "skipped": bytes(0, form),
+        "processed": bytes(scrub.repaired, form), "errors": exactly(scrub.errors, form), "bytes_per_scan": bytes(scrub.examined, form),
+        "pass_start": time(scrub.started, form), "scrub_pause": time(paused, form), "scrub_spent_paused": exactly(0, form),
+        "issued_bytes_per_scan": bytes(scrub.examined, form), "issued": bytes(scrub.examined, form), "elapsed_ms": exactly(scrub.elapsed, form),
+    }))
+}

@@ -1,0 +1,225 @@
+//! `nacre pool get PROPERTY POOL DEVICE...`: the properties of devices, by the names and in the order of OpenZFS. What nobody counts or knows here is `-`. Pure
+//! but for [`asked`].
+
+use super::{
+    client,
+    expected::{self, UNAVAILABLE},
+    json, list,
+    order::Form,
+    run, status,
+};
+use crate::failure::Failure;
+use nacre_admin::{
+    counted::Counts,
+    pool::{DeviceFigures, Figures, Phase, properties::Value},
+};
+use std::path::Path;
+
+/// What the device is called that stands for the whole pool.
+pub const ROOT: &str = "root-0";
+
+/// The properties, with the heads of their columns, by which they may be named as well.
+const PROPERTIES: [(&str, &str); 51] = [
+    ("capacity", "CAP"),
+    ("state", "STATE"),
+    ("guid", "GUID"),
+    ("asize", "ASIZE"),
+    ("psize", "PSIZE"),
+    ("ashift", "ASHIFT"),
+    ("size", "SIZE"),
+    ("free", "FREE"),
+    ("allocated", "ALLOC"),
+    ("comment", "COMMENT"),
+    ("expandsize", "EXPANDSZ"),
+    ("fragmentation", "FRAG"),
+    ("bootsize", "BOOTSIZE"),
+    ("parity", "PARITY"),
+    ("path", "PATH"),
+    ("devid", "DEVID"),
+    ("physpath", "PHYSPATH"),
+    ("encpath", "ENCPATH"),
+    ("fru", "FRU"),
+    ("parent", "PARENT"),
+    ("children", "CHILDREN"),
+    ("numchildren", "NUMCHILD"),
+    ("read_errors", "RDERR"),
+    ("write_errors", "WRERR"),
+    ("checksum_errors", "CKERR"),
+    ("initialize_errors", "INITERR"),
+    ("null_ops", "NULLOP"),
+    ("read_ops", "READOP"),
+    ("write_ops", "WRITEOP"),
+    ("free_ops", "FREEOP"),
+    ("claim_ops", "CLAIMOP"),
+    ("trim_ops", "TRIMOP"),
+    ("null_bytes", "NULLBYTE"),
+    ("read_bytes", "READBYTE"),
+    ("write_bytes", "WRITEBYTE"),
+    ("free_bytes", "FREEBYTE"),
+    ("claim_bytes", "CLAIMBYTE"),
+    ("trim_bytes", "TRIMBYTE"),
+    ("removing", "REMOVING"),
+    ("allocating", "ALLOCATING"),
+    ("failfast", "FAILFAST"),
+    ("checksum_n", "CKSUM_N"),
+    ("checksum_t", "CKSUM_T"),
+    ("io_n", "IO_N"),
+    ("io_t", "IO_T"),
+    ("raidz_expanding", "RAIDZ_EXPANDING"),
+    ("slow_io_n", "SLOW_IO_N"),
+    ("slow_io_t", "SLOW_IO_T"),
+    ("trim_support", "TRIMSUP"),
+    ("trim_errors", "TRIMERR"),
+    ("slow_ios", "SLOW"),
+];
+
+/// What could be set in ZFS and is not here: its value is nobody's.
+const SETTABLE: [&str; 9] = ["comment", "bootsize", "failfast", "checksum_n", "checksum_t", "io_n", "io_t", "slow_io_n", "slow_io_t"];
+
+/// A device of a pool, or all of them together.
+#[derive(Clone, Copy, Debug)]
+pub enum Vdev<'a> {
+    Root,
+    Leaf(&'a DeviceFigures),
+}
+
+impl Vdev<'_> {
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Root => ROOT,
+            Self::Leaf(device) => device.name(),
+        }
+    }
+}
+
+/// What `get` prints where the names are those of a pool and of its devices; `None` where they are pools.
+///
+/// # Errors
+/// Names that are neither; a property that there is not.
+pub fn asked(names: &[String], wanted: &[String], fields: Option<&[String]>, form: Form) -> Result<Option<String>, Failure> {
+    let [first, words @ ..] = names else { return Ok(None) };
+    let is_pool =
+        |name: &String| !name.contains('/') && (!expected::lost(std::slice::from_ref(name)).is_empty() || client::find(name).is_some());
+    if words.is_empty() || words.iter().all(is_pool) || !is_pool(first) {
+        return Ok(None);
+    }
+    let (mut pools, missing) = run::figures(std::slice::from_ref(first), false);
+    let Some(mut pool) = pools.pop() else { return missing.map_or(Ok(None), Err) };
+    form.called.name(&mut pool);
+    let leaves = pool.devices.iter().map(Vdev::Leaf);
+    let meant = match words {
+        [all] if all == "all-vdevs" => std::iter::once(Vdev::Root).chain(leaves).collect(),
+        words => words.iter().map(|word| of_word(&pool, word)).collect::<Result<Vec<_>, _>>()?,
+    };
+    let names = resolved(wanted)?;
+    let rows = || meant.iter().flat_map(|vdev| names.iter().map(|name| (vdev.name().to_owned(), name.clone(), value(&pool, *vdev, name))));
+    if form.json { Ok(Some(json::vdevs(&pool, &meant, &names, form))) } else { list::get_table(rows(), fields, form).map(Some) }
+}
+
+fn of_word<'a>(pool: &'a Figures, word: &str) -> Result<Vdev<'a>, Failure> {
+    match run::named_device(pool, Path::new(word)) {
+        _ if ["root", ROOT].contains(&word) => Ok(Vdev::Root),
+        Some(device) => Ok(Vdev::Leaf(device)),
+        None => Err(Failure::usage(format!("Expected a list of vdevs in \"{}\", but got: {word}", pool.name))),
+    }
+}
+
+/// The properties that are meant by these words.
+fn resolved(words: &[String]) -> Result<Vec<String>, Failure> {
+    if words.iter().any(|word| word == "all") {
+        return Ok(PROPERTIES.iter().map(|(name, _)| (*name).to_owned()).collect());
+    }
+    let one = |word: &String| {
+        let known = PROPERTIES.iter().find(|(name, head)| name == word || head.eq_ignore_ascii_case(word));
+        match known {
+            Some((name, _)) => Ok((*name).to_owned()),
+            None if word == "name" || nacre_pool::properties::is_user_property(word) => Ok(word.clone()),
+            None => {
+                let why = format!("bad property list: invalid property '{word}'");
+                Err(Failure::usage(why).next("`nacre pool get all POOL all-vdevs` shows the properties of devices"))
+            }
+        }
+    };
+    words.iter().map(one).collect()
+}
+
+/// The value of a property of a device.
+pub fn value(pool: &Figures, vdev: Vdev<'_>, name: &str) -> Value {
+    let plain = |text: String| Value { human: text.clone(), exact: text, source: "-" };
+    let nothing = |source| Value { source, ..plain("-".to_owned()) };
+    let number = |number: u64| plain(number.to_string());
+    let bytes = |number: u64| Value { exact: list::bytes(number, true), human: list::bytes(number, false), source: "-" };
+    let of_pool = |name: &str| list::value(pool, name).map_or_else(|_| nothing("-"), |value| Value { source: "-", ..value });
+    let devices = match &vdev {
+        Vdev::Root => pool.devices.as_slice(),
+        Vdev::Leaf(device) => std::slice::from_ref(*device),
+    };
+    let sum = |of: &dyn Fn(&Counts) -> u64| devices.iter().map(|device| of(&device.counts)).sum::<u64>();
+    match (name, vdev) {
+        ("name", _) => plain(vdev.name().to_owned()),
+        ("state", Vdev::Root) => of_pool("health"),
+        ("state", Vdev::Leaf(device)) => plain(status::device_state(pool, device).to_owned()),
+        ("path", Vdev::Leaf(device)) => plain(device.path.clone()),
+        ("parent", Vdev::Leaf(_)) => plain(ROOT.to_owned()),
+        (name, _) if SETTABLE.contains(&name) => nothing("default"),
+        _ if pool.health == UNAVAILABLE => nothing("-"),
+        ("children", Vdev::Root) => plain(devices.iter().map(DeviceFigures::name).collect::<Vec<_>>().join(",")),
+        ("numchildren", Vdev::Root) => number(devices.len() as u64),
+        ("asize", vdev) => value(pool, vdev, "size"),
+        // A process of an earlier version does not tell.
+        ("psize", _) if devices.iter().all(|device| device.length > 0) => bytes(devices.iter().map(|device| device.length).sum()),
+        ("ashift", _) => of_pool("ashift"),
+        ("expandsize", vdev) if matches!(vdev, Vdev::Root) || pool.devices.len() == 1 => of_pool("expandsize"),
+        ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", Vdev::Root) => of_pool(name),
+        ("capacity" | "guid" | "size" | "free" | "allocated" | "fragmentation", Vdev::Leaf(device)) => {
+            list::device_value(pool, device, name)
+        }
+        ("read_errors", _) => number(sum(&|counts| counts.read_errors)),
+        ("write_errors", _) => number(sum(&|counts| counts.write_errors)),
+        ("checksum_errors", _) => number(sum(&|counts| counts.checksum_errors)),
+        ("read_ops", _) => number(sum(&|counts| counts.reads)),
+        ("write_ops", _) => number(sum(&|counts| counts.writes)),
+        ("read_bytes", _) => bytes(sum(&|counts| counts.read_bytes)),
+        ("write_bytes", _) => bytes(sum(&|counts| counts.written_bytes)),
+        ("trim_ops", _) => number(devices.iter().filter_map(|device| device.spread.times.last()).flatten().sum()),
+        // What no device of such a pool ever has, or is asked for.
+        ("parity" | "numchildren" | "initialize_errors" | "null_ops" | "free_ops" | "claim_ops", _) => number(0),
+        ("null_bytes" | "free_bytes" | "claim_bytes", _) => bytes(0),
+        ("removing" | "raidz_expanding", _) => plain("off".to_owned()),
+        ("allocating", _) => plain("on".to_owned()),
+        // Only trying tells.
+        ("trim_support", Vdev::Leaf(device)) if device.trim.unsupported => plain("off".to_owned()),
+        ("trim_support", Vdev::Leaf(device)) if device.trim.phase != Phase::Never => plain("on".to_owned()),
+        _ => nothing("-"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        let device =
+            |path: &str, size| DeviceFigures { path: path.to_owned(), guid: 7, size, length: size + 1, ..DeviceFigures::default() };
+        let devices = vec![device("/a", 100), device("/b", 200)];
+        let pool = Figures { name: "tank".to_owned(), health: "ONLINE".to_owned(), size: 300, devices, ..Figures::default() };
+        let of = |vdev, name: &str| value(&pool, vdev, name).exact;
+        let first = Vdev::Leaf(&pool.devices[0]);
+        assert_eq!((of(Vdev::Root, "children"), of(Vdev::Root, "numchildren")), ("/a,/b".to_owned(), "2".to_owned()));
+        assert_eq!(
+            (of(first, "asize"), of(first, "psize"), of(Vdev::Root, "psize")),
+            ("100".to_owned(), "101".to_owned(), "302".to_owned())
+        );
+        assert_eq!(
+            (of(first, "parent"), of(first, "slow_ios"), of(first, "trim_support")),
+            (ROOT.to_owned(), "-".to_owned(), "-".to_owned())
+        );
+        assert_eq!(value(&pool, first, "comment").source, "default");
+        assert_eq!(resolved(&["alloc".to_owned(), "RDERR".to_owned(), "a:b".to_owned()]).unwrap(), ["allocated", "read_errors", "a:b"]);
+        assert!(resolved(&["health".to_owned()]).is_err());
+        let lost = Figures { health: UNAVAILABLE.to_owned(), ..pool.clone() };
+        assert_eq!((value(&lost, first, "state").exact.as_str(), value(&lost, first, "size").exact.as_str()), ("UNAVAIL", "-"));
+    }
+}

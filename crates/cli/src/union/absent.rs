@@ -1,0 +1,245 @@
+//! Branches that are missing when a union is mounted, where its words allow that (`nofail`, `branches-mount-timeout=`): they are held back, and come
+//! in at their place when their directory, or the file system that fstab says is mounted there, appears.
+//!
+//! [`hold_back`] is called before a union is built, [`watch`] once it serves. Invariant: a branch is in the union or held back, never both.
+
+use crate::{
+    failure::{Exit, Failure},
+    mountinfo,
+    report::path_text,
+};
+use nacre_layers::spec::{BranchSpec, LayerSpec, StackSpec};
+use nacre_union::UnionOptions;
+use parking_lot::Mutex;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{Mode, OFlags},
+};
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::{ffi::OsStringExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long nobody looks at most: a new mount is told by the kernel, a new directory is not.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A branch that is not there yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// The branch.
+    pub branch: BranchSpec,
+    /// Those above it in the list that it comes from.
+    above: Vec<BranchSpec>,
+}
+
+/// Those of one mount.
+pub type Waiting = Mutex<Vec<Absent>>;
+
+/// Takes the branches that are missing out of a stack, where its union allows that; `wait` also waits for them as long as it says.
+///
+/// # Errors
+/// Branches that have to be there are not, or none is.
+pub fn hold_back(spec: &mut StackSpec, mountpoint: &Path, wait: bool) -> Result<Vec<Absent>, Failure> {
+    let Some(union) = spec.layers.iter_mut().find_map(|layer| if let LayerSpec::Union(union) = layer { Some(union) } else { None }) else {
+        return Ok(Vec::new());
+    };
+    let UnionOptions { may_be_missing, mount_timeout, .. } = union.options().map_err(|error| Failure::usage(error.to_string()))?;
+    if !may_be_missing && mount_timeout.is_zero() {
+        return Ok(Vec::new());
+    }
+    let deadline = Instant::now() + mount_timeout;
+    let missing = loop {
+        let mounts = Mounts::now()?;
+        let unmounted = |branch: &&BranchSpec| !mounts.has(branch) || !mounts.is_elsewhere(branch, mountpoint);
+        let awaited: Vec<&BranchSpec> = union.branch.0.iter().filter(unmounted).collect();
+        if mount_timeout.is_zero() || !wait || awaited.is_empty() || Instant::now() >= deadline {
+            // A plain directory that nobody mounts anything on is what it is.
+            let missing = awaited.iter().filter(|branch| !may_be_missing || !mounts.has(branch));
+            break missing.map(|branch| (*branch).clone()).collect::<Vec<_>>();
+        }
+        a_change(deadline.saturating_duration_since(Instant::now()).min(LOOK));
+    };
+    let names = || missing.iter().map(|branch| path_text(&branch.name())).collect::<Vec<_>>().join(", ");
+    if !missing.is_empty() && !may_be_missing && wait {
+        let what = format!("not mounted within {} seconds: {}", mount_timeout.as_secs(), names());
+        return Err(Failure::new(what).exit(Exit::NotFound).next("without branches-mount-timeout-fail the union comes without them"));
+    }
+    if !may_be_missing {
+        return Ok(Vec::new());
+    }
+    if missing.len() == union.branch.0.len() {
+        let what = format!("no branch is there: {}", names());
+        return Err(Failure::new(what).exit(Exit::NotFound).next("a union needs one branch at least"));
+    }
+    let all = std::mem::take(&mut union.branch.0);
+    let mut absent = Vec::new();
+    for (place, branch) in all.iter().enumerate() {
+        if missing.contains(branch) {
+            tracing::warn!(branch = %path_text(&branch.name()), "a branch is missing: it comes in when it is there");
+            absent.push(Absent { branch: branch.clone(), above: all.iter().take(place).cloned().collect() });
+        } else {
+            union.branch.0.push(branch.clone());
+        }
+    }
+    Ok(absent)
+}
+
+impl Absent {
+    /// Its place in a union that has these branches now: below the last of those that it was named after.
+    fn place_in(&self, present: &[BranchSpec]) -> usize {
+        let same = |one: &BranchSpec, other: &BranchSpec| one.source == other.source;
+        present.iter().rposition(|there| self.above.iter().any(|above| same(above, there))).map_or(0, |last| last + 1)
+    }
+}
+
+/// Has a thread look for branches that are held back, until there are none any more or the union has ended (both functions say `None` then). `add` is
+/// given the branch, and a function that finds its place among those that are there; what it cannot add is tried again.
+///
+/// # Errors
+/// No thread can be had.
+pub fn watch(
+    add: impl Fn(&Absent, &dyn Fn(&[BranchSpec]) -> usize) -> Option<()> + Send + 'static,
+    all: impl Fn() -> Option<Vec<Absent>> + Send + 'static,
+) -> Result<(), Failure> {
+    let look = move || {
+        loop {
+            let Some(waiting) = all() else { return };
+            if waiting.is_empty() {
+                return;
+            }
+            let mounts = match Mounts::now() {
+                Ok(mounts) => mounts,
+                Err(failure) => {
+                    tracing::warn!("missing branches stay out: {failure}");
+                    return;
+                }
+            };
+            for absent in waiting.iter().filter(|absent| mounts.has(&absent.branch)) {
+                if add(absent, &|present| absent.place_in(present)).is_none() {
+                    return;
+                }
+            }
+            a_change(LOOK);
+        }
+    };
+    let thread = thread::Builder::new().name("nacre-absent".to_owned()).spawn(look);
+    thread.map(drop).map_err(|error| Failure::io("cannot start", "the thread that looks for missing branches", &error))
+}
+
+/// Waits until something is mounted or unmounted, no longer than this.
+fn a_change(longest: Duration) {
+    let table = rustix::fs::open("/proc/self/mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let limit = Timespec { tv_sec: longest.as_secs().cast_signed(), tv_nsec: longest.subsec_nanos().into() };
+    let waited = table.and_then(|table| poll(&mut [PollFd::new(&table, PollFlags::PRI)], Some(&limit)));
+    if waited.is_err() {
+        thread::sleep(longest);
+    }
+}
+
+/// What is mounted, and what fstab says would be.
+struct Mounts {
+    present: Vec<PathBuf>,
+    planned: Vec<PathBuf>,
+}
+
+impl Mounts {
+    fn now() -> Result<Mounts, Failure> {
+        let present = mountinfo::read()?.into_iter().map(|entry| entry.mountpoint).collect();
+        // Without it, nothing is planned.
+        let planned = fs::read("/etc/fstab").map(|text| planned(&text)).unwrap_or_default();
+        Ok(Mounts { present, planned })
+    }
+
+    /// Whether a branch is there: its directories, and the file systems that they are to be on.
+    fn has(&self, branch: &BranchSpec) -> bool {
+        branch.directories().into_iter().all(|directory| {
+            let marked = |name: &str| directory.join(name).exists();
+            let real = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+            let unmounted = |planned: &PathBuf| real.starts_with(planned) && !self.present.contains(planned);
+            directory.is_dir()
+                && (marked(".mergerfs.branch") || (!marked(".mergerfs.branch_mounts_here") && !self.planned.iter().any(unmounted)))
+        })
+    }
+
+    /// Whether it is on another file system than the mount point, or says itself that it is the branch: what mergerfs waits for.
+    fn is_elsewhere(&self, branch: &BranchSpec, mountpoint: &Path) -> bool {
+        let here = fs::metadata(mountpoint).map(|data| data.dev()).ok();
+        branch.directories().into_iter().all(|directory| {
+            directory.join(".mergerfs.branch").exists() || fs::metadata(directory).is_ok_and(|data| Some(data.dev()) != here)
+        })
+    }
+}
+
+/// The places of fstab(5) at which something is mounted; the root is always there.
+fn planned(text: &[u8]) -> Vec<PathBuf> {
+    let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.trim_ascii_start().starts_with(b"#"));
+    let second = |line: &[u8]| {
+        let mut fields = line.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+        fields.nth(1).map(|field| PathBuf::from(OsString::from_vec(unescaped(field))))
+    };
+    lines.filter_map(second).filter(|place| place.is_absolute() && place != Path::new("/")).collect()
+}
+
+/// fstab writes blanks as `\040`.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((byte, after)) = rest.split_first() {
+        let code = (*byte == b'\\').then(|| after.get(..3)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(code) => {
+                bytes.push(code);
+                rest = after.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_union::BranchMode;
+
+    #[test]
+    fn fstab_tells_what_is_to_be_mounted() {
+        let text = b"# a comment\nUUID=5 / ext4 defaults 0 1\n/dev/sdb1\t/mnt/disk1 xfs nofail 0 0\nLABEL=x /mnt/a\\040b ext4 defaults\nUUID=9 none swap sw 0 0\n\n";
+        assert_eq!(planned(text), [PathBuf::from("/mnt/disk1"), PathBuf::from("/mnt/a b")]);
+    }
+
+    #[test]
+    fn a_branch_is_there_when_its_file_system_is() {
+        let scratch = tempfile::tempdir().unwrap();
+        let disk = scratch.path().join("disk");
+        let branch = BranchSpec::directory(disk.join("data"), BranchMode::rw());
+        let mut mounts = Mounts { present: Vec::new(), planned: Vec::new() };
+        assert!(!mounts.has(&branch));
+        fs::create_dir_all(disk.join("data")).unwrap();
+        assert!(mounts.has(&branch));
+        mounts.planned.push(disk.clone());
+        assert!(!mounts.has(&branch), "what is below the mount point is not the branch");
+        mounts.present.push(disk.clone());
+        assert!(mounts.has(&branch));
+        fs::write(disk.join("data/.mergerfs.branch_mounts_here"), "").unwrap();
+        assert!(!mounts.has(&branch));
+        fs::write(disk.join("data/.mergerfs.branch"), "").unwrap();
+        assert!(mounts.has(&branch));
+    }
+
+    #[test]
+    fn it_comes_below_those_that_it_was_named_after() {
+        let of = |path: &str| BranchSpec::directory(PathBuf::from(path), BranchMode::rw());
+        let absent = Absent { branch: of("/c"), above: vec![of("/a"), of("/b")] };
+        assert_eq!(absent.place_in(&[of("/a"), of("/b"), of("/d")]), 2);
+        assert_eq!(absent.place_in(&[of("/a"), of("/new"), of("/d")]), 1);
+        assert_eq!(absent.place_in(&[of("/d")]), 0);
+    }
+}

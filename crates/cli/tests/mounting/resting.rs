@@ -1,0 +1,33 @@
+//! Mounts that nobody asks, on a file system where much happens elsewhere.
+
+use super::{Fixture, eventually};
+use std::fs;
+use std::path::Path;
+
+/// How many whole file systems a process hears of.
+pub fn marked_file_systems(pid: u32) -> usize {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("the daemon lives");
+    let texts = descriptors.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
+    texts.map(|text| text.lines().filter(|line| line.starts_with("fanotify sdev:")).count()).sum()
+}
+
+/// Makes and removes files.
+pub fn busy(directory: &Path, files: usize) {
+    for number in 0..files {
+        let path = directory.join(format!("busy{}", number % 100));
+        fs::write(&path, "x").expect("write");
+        fs::remove_file(&path).expect("remove");
+    }
+}
+
+/// Is busy beside the source until the mount's process hears of it no more.
+pub fn rested(fixture: &Fixture) {
+    let elsewhere = fixture.source.with_file_name("elsewhere");
+    if !elsewhere.exists() {
+        fixture.directory("elsewhere");
+    }
+    eventually("nothing of the file system is heard", || {
+        busy(&elsewhere, 500);
+        marked_file_systems(fixture.pid()) == 0
+    });
+}

@@ -1,0 +1,113 @@
+//! When a layer that watches is told to listen to less: changes keep coming while nobody asks the mount for anything.
+//!
+//! Used by the thread of `invalidate.rs` with each batch of changes, so that it costs nothing where nothing is reported. Two steps, see `Layer::rest`:
+//! the layer is told to notice whether somebody asks; when [`ENOUGH`] changes have come, the time [`QUIET`] has passed, and all requests that
+//! are still under way since before the first step have been answered, it is told all that the kernel may know. To tell that takes a mark for each file, so
+//! twice as many more changes have to come in vain as there are files: a mount that is used again and again pays little more than it must. It is told in
+//! pieces, between which changes are delivered.
+
+use crate::{inodes::Inodes, invalidate::CacheControl};
+use nacre_vfs::Node;
+use std::time::{Duration, Instant};
+
+/// Changes reported in vain before anything is done about it.
+const ENOUGH: u64 = 256;
+/// How long nobody has asked, at least.
+const QUIET: Duration = Duration::from_millis(100);
+/// Files told of at a time.
+const PIECE: usize = 16;
+/// How long a batch of changes may be held up.
+const PIECES: Duration = Duration::from_millis(2);
+/// Files known above which everything goes on being heard: each mark keeps an inode of the source in memory.
+const KNOWN_MAX: usize = 32_768;
+
+/// See the file's head.
+pub(crate) struct Resting<M> {
+    heard: u64,
+    /// When the layer began to notice whether somebody asks.
+    begun: Option<Instant>,
+    /// The requests that must be answered before it may rest. Marked well after it began to notice, so that each request is seen by one of the two.
+    before: Option<M>,
+    /// The files that the layer is still to be told of.
+    known: Option<Vec<Node>>,
+    /// The layer does not rest.
+    never: bool,
+}
+
+impl<M> Default for Resting<M> {
+    fn default() -> Resting<M> {
+        Resting { heard: 0, begun: None, before: None, known: None, never: false }
+    }
+}
+
+impl<M> Resting<M> {
+    /// So many changes have been reported.
+    pub fn heard<C: CacheControl<Moment = M>>(&mut self, changes: u64, control: &C, inodes: &Inodes) {
+        self.heard += changes;
+        if self.never || changes == 0 {
+            return;
+        }
+        let Some(begun) = self.begun else {
+            self.never = !control.rest(None);
+            (self.heard, self.begun) = (0, Some(Instant::now()));
+            return;
+        };
+        if self.known.is_none() && self.is_time(begun, control, inodes) {
+            let known = self.known.insert(Vec::with_capacity(inodes.len()));
+            inodes.for_each(|nodeid| known.extend(inodes.node(nodeid)));
+        }
+        let Some(known) = &mut self.known else { return };
+        let start = Instant::now();
+        while start.elapsed() < PIECES {
+            // An empty one is the last.
+            let piece = known.split_off(known.len().saturating_sub(PIECE));
+            let goes_on = control.rest(Some(&piece));
+            if piece.is_empty() || !goes_on {
+                tracing::debug!(rests = goes_on, "changes are reported in vain");
+                *self = Resting::default();
+                return;
+            }
+        }
+    }
+
+    fn is_time<C: CacheControl<Moment = M>>(&mut self, begun: Instant, control: &C, inodes: &Inodes) -> bool {
+        let files = inodes.len();
+        files <= KNOWN_MAX
+            && self.heard >= ENOUGH + 2 * files as u64
+            && begun.elapsed() >= QUIET
+            && control.passed(self.before.get_or_insert_with(|| control.now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::invalidate::tests::{Recorder, attr};
+    use std::sync::{Arc, atomic::Ordering};
+
+    #[test]
+    fn it_takes_changes_in_vain_some_time_and_all_answers() {
+        let (recorder, mut resting) = (Recorder::default(), Resting::default());
+        let inodes = Inodes::new(Node::new(Arc::new(())), &attr(1));
+        let noted = || std::mem::take(&mut *recorder.0.lock());
+        resting.heard(0, &recorder, &inodes);
+        assert!(noted().is_empty());
+        resting.heard(1, &recorder, &inodes);
+        assert_eq!(noted(), ["drowsy"]);
+        // A request from before is under way.
+        recorder.1.store(true, Ordering::Release);
+        let begun = Instant::now();
+        while begun.elapsed() < 2 * QUIET {
+            resting.heard(ENOUGH, &recorder, &inodes);
+        }
+        assert!(noted().is_empty());
+        recorder.1.store(false, Ordering::Release);
+        while recorder.0.lock().last().is_none_or(|last| last != "rest 0") {
+            resting.heard(1, &recorder, &inodes);
+        }
+        assert_eq!(noted(), ["rest 1", "rest 0"]);
+        // Once more from the beginning.
+        resting.heard(ENOUGH, &recorder, &inodes);
+        assert_eq!(noted(), ["drowsy"]);
+    }
+}

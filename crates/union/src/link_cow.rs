@@ -1,0 +1,123 @@
+//! Breaking hard links before a write (mergerfs: `link-cow`): a name of a file with several gets a file of its own, and the others keep what was there.
+//!
+//! Called by `per_name.rs`, which knows the name that somebody is about to open. The file is copied as a whole, attributes with it, in the work
+//! directory, and takes the place of the name in one step: a crash leaves one of the two under it. Nothing is taken from the other names, whatever
+//! goes wrong, so that a name that turns out to be the wrong one costs space alone.
+
+use crate::{
+    copy_up::{Built, move_in},
+    create::ATTEMPTS,
+    lookup::Found,
+    node::{Place, UnionNode},
+    union::{OWN, Shared},
+};
+use nacre_vfs::{Errno, Invalidation, Name, Node, RenameFlags, Result};
+use std::sync::Arc;
+
+/// What has come of an attempt.
+enum Outcome {
+    /// The name leads to a file of its own from now on.
+    Broken,
+    /// It is the only one.
+    Alone,
+    /// It leads to another file.
+    Elsewhere,
+    /// Something has changed meanwhile.
+    Again,
+}
+
+impl Shared {
+    /// Gives a name a file of its own where it leads to a file with several names. Answers whether the name leads to another file than `node` now.
+    ///
+    /// # Errors
+    /// EROFS where nothing can be put, ENOSPC and what else the storages say.
+    pub(crate) fn break_link(self: &Arc<Shared>, place: &Place, node: &Arc<UnionNode>) -> Result<bool> {
+        // Its parts are true of the present branches.
+        let parent = self.directory(&Node::new(Arc::clone(&place.parent)))?;
+        let name = Name::new(&place.name)?;
+        self.settle();
+        for _ in 0..ATTEMPTS {
+            match self.try_to_break(&parent, name, node) {
+                Ok(Outcome::Broken) => {
+                    self.tell(&Invalidation::Entry { parent: parent.id, name: place.name.clone() });
+                    self.tell(&Invalidation::Attributes { id: node.id });
+                    return Ok(true);
+                }
+                Ok(Outcome::Elsewhere) => return Ok(true),
+                Ok(Outcome::Alone) => return Ok(false),
+                // The branch knows the file by a name that has just been taken from it; it learns this one when that is looked up.
+                Ok(Outcome::Again) | Err(Errno::ESTALE) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// What a name shows, if that is this file. The names of the directory are held.
+    fn leading_to(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Option<Found>> {
+        if parent.is_gone() {
+            return Ok(None);
+        }
+        let Some(found) = self.sight(&OWN, &parent.view(), name)?.found.filter(|found| found.kind == node.kind) else { return Ok(None) };
+        Ok(Arc::ptr_eq(&self.node_of(found.clone())?, node).then_some(found))
+    }
+
+    fn try_to_break(self: &Arc<Shared>, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>) -> Result<Outcome> {
+        // All that takes names from the file holds this.
+        let _alone = node.copying.lock();
+        let _unwritten = node.moving.write();
+        let leads = {
+            let _names = parent.names.read();
+            self.leading_to(parent, name, node)?.is_some()
+        };
+        let top = node.top()?;
+        let attr = match self.attr_of_source(node, &top) {
+            Err(Errno::ESTALE | Errno::ENOENT) if !leads => return Ok(Outcome::Elsewhere),
+            attr => attr?,
+        };
+        match (leads, self.links.shown(node, attr.nlink)) {
+            // What has no name at all, only those change who have it open.
+            (true, 0 | 1) | (false, 0) => return Ok(Outcome::Alone),
+            (true, _) => {}
+            (false, _) => return Ok(Outcome::Elsewhere),
+        }
+        if self.links.moved.holds(node.id) {
+            return Err(Errno::EIO);
+        }
+        let target = match top.branch.is_writable() {
+            true => Arc::clone(&top.branch),
+            false => {
+                let place = Place { parent: Arc::clone(parent), name: name.bytes().into() };
+                self.branch_for_copy(Some(&place), top.branch.index(), usize::MAX)?
+            }
+        };
+        self.grow(parent, &target)?;
+        let built = self.build_another(node, (&top, &attr), &target)?;
+        let put = self.put_another(parent, name, node, &built);
+        if !matches!(put, Ok(Outcome::Broken)) {
+            self.discard(&built);
+        }
+        put
+    }
+
+    /// The last step: the copy takes the place of the name.
+    fn put_another(&self, parent: &Arc<UnionNode>, name: Name<'_>, node: &Arc<UnionNode>, built: &Built) -> Result<Outcome> {
+        let target = &built.branch;
+        let _unlisted = parent.listing.write();
+        let _names = parent.names.write();
+        let Some(found) = self.leading_to(parent, name, node)? else { return Ok(Outcome::Again) };
+        let view = parent.view();
+        let Some(home) = view.on(target) else { return Ok(Outcome::Again) };
+        let (layer, work) = (&target.layer, target.work()?);
+        let from = (&work.directory, built.name()?);
+        if found.top()?.branch.slot == target.slot {
+            layer.rename(&OWN, from.0, from.1, &home.node, name, RenameFlags(0))?;
+        } else {
+            move_in(&**layer, from, (&home.node, name))?;
+        }
+        if let Err(error) = self.name_is_gone((parent, name), node, found.top()?, found.attr.nlink, target) {
+            tracing::warn!(branch = target.index(), ?error, "a file still counts a name that has been given another one");
+        }
+        Ok(Outcome::Broken)
+    }
+}

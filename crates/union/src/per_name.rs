@@ -1,0 +1,454 @@
+//! Files as doors see them where a word of mergerfs makes names differ that lead to one file: with `link-cow` and `symlinkify`.
+//!
+//! A door, and the kernel behind it, know a file by its identity and open it by that: they do not tell which of its names somebody used. So here each
+//! name of a regular file has a node and an identity of its own; the inode number that users see stays that of the file. A name that turns out not to
+//! lead to its file any more is answered with ESTALE, upon which the kernel looks it up anew and tries once more. Files shown as symbolic links
+//! have other identities than before, so that whoever has them open goes on.
+//!
+//! Made by [`Union::layer`] for unions with such a word; all others do without. Invariants:
+//! * what a node believes to be its name is verified before it matters;
+//! * `tables` is held for a moment only, and nothing of the union is called or dropped under it.
+
+use crate::{
+    node::{Place, UnionNode},
+    open_file::UnionFile,
+    union::{Shared, Union},
+};
+use hashbrown::HashMap;
+use nacre_vfs::{
+    Attr, Caller, Coherence, Collector, DirEntry, DirSink, Entry, Errno, FileId, Invalidation, Ioctl, Kind, Layer, Name, Node, OpenFile,
+    OpenFlags, Opened, RenameFlags, Result, Scope, SetAttr, StatFs, XattrFlags,
+};
+use parking_lot::Mutex;
+use std::{
+    hash::Hash,
+    os::unix::ffi::OsStrExt,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+        mpsc::Sender,
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+/// The bits of a mode that let anybody write.
+const WRITE: u32 = 0o222;
+
+/// A file under one of its names.
+struct Named {
+    /// The union's node.
+    below: Node,
+    /// The same.
+    file: Arc<UnionNode>,
+    id: FileId,
+    /// It is shown as a symbolic link.
+    is_link: bool,
+    /// Where it was last seen.
+    place: Mutex<Place>,
+    names: Weak<Names>,
+}
+
+/// A directory and a name in it.
+type Key = (FileId, Box<[u8]>);
+
+/// All nodes that somebody holds.
+#[derive(Default)]
+pub(crate) struct Names {
+    /// How many there have been.
+    made: AtomicU64,
+    tables: Mutex<Tables>,
+}
+
+#[derive(Default)]
+struct Tables {
+    /// Several where a name led to different files, of which some are still held.
+    by_name: HashMap<Key, Vec<Weak<Named>>>,
+    by_file: HashMap<FileId, Vec<Weak<Named>>>,
+}
+
+fn key(place: &Place) -> Key {
+    (place.parent.id, place.name.clone())
+}
+
+impl Named {
+    fn place(&self) -> Place {
+        self.place.lock().clone()
+    }
+}
+
+/// Takes nodes that nobody holds any more out of a table.
+fn tidy<K: Eq + Hash>(table: &mut HashMap<K, Vec<Weak<Named>>>, key: &K) {
+    if let Some(nodes) = table.get_mut(key) {
+        nodes.retain(|weak| weak.strong_count() > 0);
+        if nodes.is_empty() {
+            table.remove(key);
+        }
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let Some(names) = self.names.upgrade() else { return };
+        let key = key(self.place.get_mut());
+        let mut tables = names.tables.lock();
+        tidy(&mut tables.by_name, &key);
+        tidy(&mut tables.by_file, &self.file.id);
+    }
+}
+
+impl Names {
+    /// The node of a name that leads to this file, which may be shown as a link: the known one or a new one.
+    fn get(self: &Arc<Names>, place: Place, below: &Node, file: &Arc<UnionNode>, is_link: bool) -> Arc<Named> {
+        let key = key(&place);
+        let mut tables = self.tables.lock();
+        let others: Vec<Arc<Named>> = tables.by_name.get(&key).into_iter().flatten().filter_map(Weak::upgrade).collect();
+        if let Some(known) = others.iter().find(|known| known.file.id == file.id && known.is_link == is_link) {
+            let known = Arc::clone(known);
+            // Others may be let go here for good.
+            drop(tables);
+            return known;
+        }
+        let named = Arc::new(Named {
+            below: below.clone(),
+            file: Arc::clone(file),
+            id: FileId { generation: self.made.fetch_add(1, Ordering::Relaxed), ..file.id },
+            is_link,
+            place: Mutex::new(place),
+            names: Arc::downgrade(self),
+        });
+        tables.by_name.entry(key).or_default().push(Arc::downgrade(&named));
+        tables.by_file.entry(file.id).or_default().push(Arc::downgrade(&named));
+        drop(tables);
+        named
+    }
+
+    /// A rename is done.
+    fn moved(&self, from: &Place, to: &Place, exchange: bool) {
+        let mut left = Vec::new();
+        let mut tables = self.tables.lock();
+        let mut take = |place: &Place| {
+            let nodes = tables.by_name.remove(&key(place));
+            nodes.into_iter().flatten().filter_map(|weak| weak.upgrade()).collect::<Vec<Arc<Named>>>()
+        };
+        let (moved, replaced) = (take(from), take(to));
+        // Two names of one file: that is no rename.
+        let stays = !exchange && moved.iter().any(|node| replaced.iter().any(|other| other.file.id == node.file.id));
+        let (now_there, now_here) = if stays { (&replaced, &moved) } else { (&moved, &replaced) };
+        for (nodes, place) in [(now_there, to), (now_here, from)] {
+            if nodes.is_empty() || !stays && !exchange && std::ptr::eq(place, from) {
+                continue;
+            }
+            for node in nodes {
+                left.push(std::mem::replace(&mut *node.place.lock(), place.clone()));
+            }
+            tables.by_name.insert(key(place), nodes.iter().map(Arc::downgrade).collect());
+        }
+        drop(tables);
+        drop((left, moved, replaced));
+    }
+
+    fn of(&self, file: FileId) -> Vec<Arc<Named>> {
+        self.tables.lock().by_file.get(&file).map_or_else(Vec::new, |nodes| nodes.iter().filter_map(Weak::upgrade).collect())
+    }
+}
+
+impl Shared {
+    /// Tells a door of a change. That of a file is one of each of its names. False where the door is gone.
+    pub(crate) fn send(&self, out: &Sender<Invalidation>, what: Invalidation) -> bool {
+        if let (Some(names), Invalidation::Attributes { id } | Invalidation::Content { id }) = (&self.names, &what) {
+            for named in names.of(*id) {
+                let its = match what {
+                    Invalidation::Content { .. } => Invalidation::Content { id: named.id },
+                    _ => Invalidation::Attributes { id: named.id },
+                };
+                // It may be shown as a file again.
+                let again = named.is_link.then(|| entry_of(&named.place()));
+                if std::iter::once(its).chain(again).any(|what| out.send(what).is_err()) {
+                    return false;
+                }
+            }
+        }
+        out.send(what).is_ok()
+    }
+}
+
+fn entry_of(place: &Place) -> Invalidation {
+    Invalidation::Entry { parent: place.parent.id, name: place.name.clone() }
+}
+
+/// See the file's head.
+pub(crate) struct PerName {
+    below: Arc<Union>,
+    names: Arc<Names>,
+}
+
+/// What a door holds, if it is of a name.
+fn named(node: &Node) -> Option<&Named> {
+    node.get()
+}
+
+/// The union's node.
+fn below(node: &Node) -> &Node {
+    named(node).map_or(node, |named| &named.below)
+}
+
+/// A listing on its way up.
+struct Shown<'a> {
+    layer: &'a PerName,
+    parent: Arc<UnionNode>,
+    sink: &'a mut dyn DirSink,
+}
+
+impl DirSink for Shown<'_> {
+    fn push(&mut self, mut entry: DirEntry<'_>) -> bool {
+        match entry.entry.take() {
+            Some(found) => {
+                let found = self.layer.up(&self.parent, entry.name, found, true);
+                entry.kind = Some(found.attr.kind);
+                entry.entry = Some(found);
+            }
+            // It may be one that is shown as a link, which only its attributes tell.
+            None if self.layer.shared().options.symlinkify.is_some() => entry.kind = entry.kind.filter(|kind| *kind != Kind::File),
+            None => {}
+        }
+        self.sink.push(entry)
+    }
+
+    fn room(&self, attributes: bool) -> usize {
+        self.sink.room(attributes)
+    }
+}
+
+impl PerName {
+    pub(crate) fn new(below: Arc<Union>, names: Arc<Names>) -> PerName {
+        PerName { below, names }
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        self.below.shared()
+    }
+
+    fn place(&self, parent: &Node, name: Name<'_>) -> Result<Place> {
+        Ok(Place { parent: self.shared().held(parent)?, name: name.bytes().into() })
+    }
+
+    /// Whether a file with these attributes is to be shown as a link.
+    fn is_settled(&self, place: &Place, file: &UnionNode, attr: &Attr) -> bool {
+        let Some(age) = self.shared().options.symlinkify else { return false };
+        if attr.kind != Kind::File || attr.mode & WRITE != 0 {
+            return false;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let since = |sec: i64| i64::try_from(now).unwrap_or(i64::MAX).saturating_sub(sec);
+        let age = i64::try_from(age.as_secs()).unwrap_or(i64::MAX);
+        since(attr.mtime.sec) > age && since(attr.ctime.sec) > age && self.target(place, file).is_some()
+    }
+
+    /// Where a file is on its branch; `None` where that is no path.
+    fn target(&self, place: &Place, file: &UnionNode) -> Option<Vec<u8>> {
+        let branch = file.top().ok()?.branch;
+        let home = place.parent.part_on(&branch)?;
+        let (base, within) = (branch.name.as_os_str().as_bytes(), branch.layer.path(&home.node)?);
+        let parts = [base, &within, &place.name];
+        let parts: Vec<&[u8]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        base.starts_with(b"/").then(|| parts.join(&b'/'))
+    }
+
+    /// What is shown of something found; `changes`: it may have become a link since it was looked at last.
+    fn up(&self, parent: &Arc<UnionNode>, name: Name<'_>, found: Entry, changes: bool) -> Entry {
+        let Some(file) = found.node.arc::<UnionNode>().filter(|_| found.attr.kind == Kind::File) else { return found };
+        let place = Place { parent: Arc::clone(parent), name: name.bytes().into() };
+        let is_link = changes && self.is_settled(&place, &file, &found.attr);
+        self.entry(self.names.get(place, &found.node, &file, is_link), found.attr)
+    }
+
+    fn entry(&self, named: Arc<Named>, attr: Attr) -> Entry {
+        let attr = self.attr_up(&named, attr);
+        Entry { node: Node::new(named), attr }
+    }
+
+    fn attr_up(&self, named: &Named, mut attr: Attr) -> Attr {
+        attr.id = named.id;
+        if named.is_link {
+            let size = self.target(&named.place(), &named.file).map_or(0, |target| target.len() as u64);
+            attr = Attr { kind: Kind::Symlink, mode: 0o777, size, blocks: 0, ..attr };
+        }
+        attr
+    }
+
+    /// The same of a node that is known; where it is to be shown otherwise, its name is to be looked up anew.
+    fn attr_of(&self, node: &Node, attr: Attr) -> Attr {
+        let Some(named) = named(node) else { return attr };
+        if self.shared().options.symlinkify.is_some() {
+            let place = named.place();
+            if self.is_settled(&place, &named.file, &attr) != named.is_link {
+                self.shared().tell(&entry_of(&place));
+            }
+        }
+        self.attr_up(named, attr)
+    }
+
+    /// Called before a file is changed through a name: other names must keep what is there.
+    ///
+    /// # Errors
+    /// ESTALE where the name leads to another file now.
+    fn break_link(&self, node: &Node) -> Result<()> {
+        let Some(named) = named(node).filter(|_| self.shared().options.link_cow) else { return Ok(()) };
+        let _branches = self.shared().gate.read();
+        let file = self.shared().node(&named.below)?;
+        if self.shared().break_link(&named.place(), &file)? { Err(Errno::ESTALE) } else { Ok(()) }
+    }
+}
+
+impl Layer for PerName {
+    nacre_vfs::forward_layer!(root mkdir symlink unlink rmdir fsyncdir syncfs watch has_acls judges_callers describe hold);
+
+    fn lookup(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let found = self.below.lookup(caller, parent, name)?;
+        Ok(self.up(&self.shared().held(parent)?, name, found, true))
+    }
+
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        let files: Option<Vec<Node>> = known.map(|known| known.iter().map(|node| below(node).clone()).collect());
+        self.below.rest(files.as_deref())
+    }
+
+    fn id(&self, node: &Node) -> Result<FileId> {
+        named(node).map_or_else(|| self.below.id(node), |named| Ok(named.id))
+    }
+
+    fn path(&self, node: &Node) -> Option<Vec<u8>> {
+        let Some(named) = named(node) else { return self.below.path(node) };
+        let place = named.place();
+        let above = place.parent.path()?;
+        Some(if above.is_empty() { place.name.to_vec() } else { [&above, &place.name[..]].join(&b'/') })
+    }
+
+    fn adopt(&self, known: &Node, fresh: &Node) {
+        self.below.adopt(below(known), below(fresh));
+    }
+
+    fn getattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>) -> Result<Attr> {
+        Ok(self.attr_of(node, self.below.getattr(caller, below(node), file)?))
+    }
+
+    fn access(&self, caller: &Caller, node: &Node, mask: u32) -> Result<()> {
+        self.below.access(caller, below(node), mask)
+    }
+
+    fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        let open = file.and_then(|file| file.inner().as_any().downcast_ref::<UnionFile>());
+        // Who has it open for writing has been asked already.
+        if change.size.is_some() && !open.is_some_and(UnionFile::writes) {
+            self.break_link(node)?;
+        }
+        Ok(self.attr_of(node, self.below.setattr(caller, below(node), file, change)?))
+    }
+
+    fn readlink(&self, caller: &Caller, node: &Node) -> Result<Vec<u8>> {
+        match named(node).filter(|named| named.is_link) {
+            Some(named) => self.target(&named.place(), &named.file).ok_or(Errno::ESTALE),
+            None => self.below.readlink(caller, below(node)),
+        }
+    }
+
+    fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        let (made, file) = self.below.create(caller, parent, name, mode, flags)?;
+        Ok((self.up(&self.shared().held(parent)?, name, made, false), file))
+    }
+
+    fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.below.tmpfile(caller, parent, mode, flags)
+    }
+
+    fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        let made = self.below.mknod(caller, parent, name, kind, mode, device)?;
+        Ok(self.up(&self.shared().held(parent)?, name, made, false))
+    }
+
+    fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        let made = self.below.link(caller, below(node), file, parent, name)?;
+        let Some(source) = named(node).filter(|named| named.is_link) else {
+            return Ok(self.up(&self.shared().held(parent)?, name, made, false));
+        };
+        // The kernel takes a new name of a symbolic link for nothing else.
+        let place = self.place(parent, name)?;
+        Ok(self.entry(self.names.get(place, &source.below, &source.file, true), made.attr))
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: &Node,
+        name: Name<'_>,
+        new_parent: &Node,
+        new_name: Name<'_>,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.below.rename(caller, parent, name, new_parent, new_name, flags)?;
+        let (from, to) = (self.place(parent, name)?, self.place(new_parent, new_name)?);
+        if key(&from) != key(&to) {
+            self.names.moved(&from, &to, flags.has(RenameFlags::EXCHANGE));
+        }
+        Ok(())
+    }
+
+    fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        if named(node).is_some_and(|named| named.is_link) {
+            return Err(Errno::ELOOP);
+        }
+        if flags.writes() || flags.truncates() {
+            self.break_link(node)?;
+        }
+        self.below.open(caller, below(node), flags)
+    }
+
+    fn readdir(&self, caller: &Caller, node: &Node, from: u64, attributes: bool, sink: &mut dyn DirSink) -> Result<()> {
+        let parent = self.shared().held(node)?;
+        self.below.readdir(caller, node, from, attributes, &mut Shown { layer: self, parent, sink })
+    }
+
+    fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.below.statfs(caller, below(node))
+    }
+
+    fn getxattr(&self, caller: &Caller, node: &Node, name: &[u8], buffer: &mut [u8]) -> Result<usize> {
+        self.below.getxattr(caller, below(node), name, buffer)
+    }
+
+    fn listxattr(&self, caller: &Caller, node: &Node, buffer: &mut [u8]) -> Result<usize> {
+        self.below.listxattr(caller, below(node), buffer)
+    }
+
+    fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.below.setxattr(caller, below(node), name, value, flags)
+    }
+
+    fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        self.below.removexattr(caller, below(node), name)
+    }
+
+    fn ioctl(&self, caller: &Caller, node: &Node, request: Ioctl<'_>, output: &mut [u8]) -> Result<(i32, usize)> {
+        self.below.ioctl(caller, below(node), request, output)
+    }
+
+    fn coherence(&self, scope: Scope<'_>) -> Coherence {
+        let Scope::Attributes(node, attr) = scope else { return self.below.coherence(scope) };
+        let options = &self.shared().options;
+        // What one name is told of the others have to ask for; and nobody tells when a file is old enough.
+        let is_shared = options.link_cow && attr.nlink > 1 || options.symlinkify.is_some() && attr.mode & WRITE == 0;
+        match named(node) {
+            Some(named) if named.is_link || is_shared => Coherence::Shared,
+            _ => self.below.coherence(Scope::Attributes(below(node), attr)),
+        }
+    }
+
+    fn numbered(&self) -> Option<&dyn nacre_vfs::Numbered> {
+        None
+    }
+
+    fn collect(&self, _: &Arc<dyn Collector>) -> bool {
+        // As the union.
+        false
+    }
+}
