@@ -214,8 +214,8 @@ fn whatever_happens_while_nobody_asks_a_union_shows_what_a_fresh_one_does() {
         return;
     }
     let rounds = std::env::var("NACRE_REST_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
-    let seed = std::env::var("NACRE_REST_SEED").map_or_else(|_| std::process::id().into(), |seed| seed.parse().unwrap());
-    println!("NACRE_REST_SEED={seed}");
+    // The same changes each time; others for those who look for more.
+    let seed = std::env::var("NACRE_REST_SEED").map_or(16196, |seed| seed.parse().unwrap());
     let mut dice = Dice(seed);
     let fixture =
         three("mkdir -p lower/a/b/c lower/b upper/a; echo 1 > lower/a/b/z; echo 1 > lower/b/x; echo 1 > upper/a/x; echo 1 > second/y");

@@ -7,7 +7,7 @@
 //! * a door may collect appends as long as there is room for all that it can hold back (`cage/collecting.rs`);
 //! * the accounts survive the end of the process, in order or not (`cage/saved.rs`), and are counted anew in the background
 //!   (`cage/recount.rs`, `cage/background.rs`);
-//! * changes that others make below are booked when they are noticed (`cage/outside.rs`).
+//! * changes that others make below are booked when they are noticed (`cage/outside.rs`), or counted before the books are used (`cage/resting.rs`).
 //!
 //! Order of locks: names, then files by identity, then the collecting gate, then the ledger and the saved accounts. A door is never waited
 //! for under a lock of a file; it is only told (`recall`), which does not wait.
@@ -25,6 +25,7 @@ mod names;
 mod options;
 mod outside;
 pub mod recount;
+mod resting;
 pub mod saved;
 mod start;
 
@@ -108,6 +109,7 @@ impl Cage {
     /// The state.
     pub fn report(&self) -> CageReport {
         let shared = &self.shared;
+        shared.attend();
         let totals = shared.ledger.totals();
         let limits = &totals.limits;
         let mut users: Vec<UserReport> = totals

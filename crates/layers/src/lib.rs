@@ -26,4 +26,5 @@ pub mod stack;
 pub mod system;
 pub mod throttle;
 pub mod trace;
+mod vigil;
 pub mod without;

@@ -158,7 +158,7 @@ impl Shared {
         let known = self.nodes.get(crate::node::Known { id, kind: attr.kind, parts: vec![part], floor });
         self.tell_unheard(&known);
         known.arrive(parent, spot.name.bytes());
-        attr.id = id;
+        attr.id = known.id;
         Ok((Entry { node: Node::new(Arc::clone(&known)), attr }, known))
     }
 

@@ -17,6 +17,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const BITS: u32 = 56;
 /// The index for numbers of this mount.
 const OVERFLOW: u64 = 0xff;
+/// Set in numbers of this mount that stand for no number of a branch ([`of_its_own`]).
+const OWN_NUMBER: u64 = 1 << (BITS - 1);
 /// The union shows one file system.
 const FS: u64 = 0;
 /// `version mark-of-branch origin-number origin-generation own-number own-generation`, little-endian numbers of 64 bits.
@@ -135,6 +137,11 @@ impl Identities {
         let index = known.or_else(passing)?;
         Some(FileId { fs: FS, ino: index << BITS | ino & ((1 << BITS) - 1), generation })
     }
+}
+
+/// A number of this mount that no file has, nor gets by its number on a branch; `count` is another one for each.
+pub(crate) fn of_its_own(count: u64) -> FileId {
+    FileId { fs: FS, ino: OVERFLOW << BITS | OWN_NUMBER | count, generation: 0 }
 }
 
 fn attribute(branch: &Branch) -> &'static [u8] {

@@ -195,7 +195,7 @@ impl Shared {
     pub(crate) fn node_of(&self, mut found: Found) -> Result<Arc<UnionNode>> {
         // A directory's number is that of its lowest part, which stays where it is when copies appear above.
         let last = found.parts.last().ok_or(Errno::EIO)?;
-        let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.kind == found.kind);
+        let known = self.nodes.by_part(last.branch.slot, last.id).filter(|node| node.can_be(found.kind, &found.parts));
         let known = known.or_else(|| self.known_before(&found));
         let id = match &known {
             Some(node) => node.id,

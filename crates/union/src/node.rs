@@ -6,7 +6,7 @@
 //! * a name is entered, moved or removed only with the directory's `names` lock held for writing, and `place` changes with it;
 //! * locks are taken in the order: `copying` of a file, the tree lock, `names` of directories by address, the state (never held over a call).
 
-use crate::{branches::Branch, open_file::UnionFile};
+use crate::{branches::Branch, identity, open_file::UnionFile};
 use hashbrown::HashMap;
 use nacre_vfs::{Errno, FileId, Kind, Node, Result};
 use parking_lot::{Mutex, RwLock};
@@ -51,6 +51,11 @@ impl Part {
     /// Something that is just itself.
     pub(crate) fn new(branch: &Arc<Branch>, node: Node, id: FileId) -> Part {
         Part { branch: Arc::clone(branch), node, id, x_directory: false, impure: false, in_impure: false, redirect: Redirect::None }
+    }
+
+    /// Whether it is the same file. A branch that came back has another slot.
+    fn is_same(&self, other: &Part) -> bool {
+        self.id == other.id && (self.branch.slot == other.branch.slot || !self.branch.is_member())
     }
 
     /// Whether it is the same file in the same circumstances.
@@ -251,6 +256,13 @@ impl UnionNode {
         state.parts = parts.into();
     }
 
+    /// Whether something found can be this file. A directory has to be made of one of the directories that were found: others may have taken apart what
+    /// it was made of, and each of these directories may be found by itself.
+    pub(crate) fn can_be(&self, kind: Kind, parts: &[Part]) -> bool {
+        let own = self.parts();
+        self.kind == kind && (kind != Kind::Directory || own.is_empty() || parts.iter().any(|part| own.iter().any(|old| old.is_same(part))))
+    }
+
     /// It is where these parts are, from now on.
     pub(crate) fn settle(self: &Arc<UnionNode>, parts: Vec<Part>, floor: usize) {
         if let Some(table) = self.table.upgrade() {
@@ -446,25 +458,32 @@ impl Nodes {
         }
     }
 
-    /// The one node of a file: the known one, told what has been found, or a new one.
+    /// The one node of a file: the known one, told what has been found, or a new one. That has another number than the one asked for where that is the
+    /// number of another directory: of one that was made of this one, too.
     pub(crate) fn get(self: &Arc<Nodes>, found: Known) -> Arc<UnionNode> {
         self.get_compared(found).0
     }
 
     /// The same, and whether it was known as made of other files of branches.
-    pub(crate) fn get_compared(self: &Arc<Nodes>, found: Known) -> (Arc<UnionNode>, bool) {
-        if let Some(node) = self.by_id(found.id).filter(|node| node.kind == found.kind) {
+    pub(crate) fn get_compared(self: &Arc<Nodes>, mut found: Known) -> (Arc<UnionNode>, bool) {
+        if let Some(node) = self.by_id(found.id).filter(|node| node.can_be(found.kind, &found.parts)) {
             let others = self.refresh(&node, found);
             return (node, others);
         }
         let mut tables = self.tables.write();
+        // Whoever is the last to hold a node leaves the tables on its way out: not with them locked.
         let known = tables.by_id.get(&found.id).and_then(Weak::upgrade);
-        if let Some(node) = known.clone().filter(|node| node.kind == found.kind) {
+        let holder = found.parts.last().and_then(|part| tables.by_part.get(&(part.branch.slot, part.id))).and_then(Weak::upgrade);
+        let elsewhere = holder.clone().filter(|_| known.is_some() && found.kind == Kind::Directory);
+        if let Some(node) = [known.clone(), elsewhere].into_iter().flatten().find(|node| node.can_be(found.kind, &found.parts)) {
             drop(tables);
             let others = self.refresh(&node, found);
             return (node, others);
         }
         tables.made += 1;
+        if known.as_ref().is_some_and(|node| node.kind == Kind::Directory && found.kind == Kind::Directory) {
+            found.id = identity::of_its_own(tables.made);
+        }
         let keys: Vec<_> = found.parts.iter().map(|part| (part.branch.slot, part.id)).collect();
         let node = Arc::new(UnionNode {
             id: found.id,
@@ -492,8 +511,7 @@ impl Nodes {
             tables.by_part.insert(key, Arc::downgrade(&node));
         }
         drop(tables);
-        // Whoever had the number before leaves the tables on its way out: not with them locked.
-        drop(known);
+        drop((known, holder));
         (node, false)
     }
 

@@ -199,6 +199,36 @@ fn over_real_directories() {
     check(25, |steps| live(steps, (0..4).map(|_| host(&directories.fresh())).collect(), Style::Wh));
 }
 
+/// What was one directory of the union is two: others have moved one of the directories that it was made of.
+#[test]
+fn a_directory_taken_apart_is_two() {
+    nacre_layers::host::prepare_worker().unwrap();
+    for moved in [0, 1] {
+        for first in [&b"before"[..], b"after"] {
+            let directories = Directories::new();
+            let places = [directories.fresh(), directories.fresh()];
+            let names = ["above", "below"];
+            for (place, name) in places.iter().zip(names) {
+                std::fs::create_dir(place.join("before")).unwrap();
+                std::fs::write(place.join("before").join(name), name).unwrap();
+            }
+            let layers = places.iter().map(|place| host(place)).collect();
+            let scene = Scene::new(layers, &["rw", "rw"], UnionOptions { sync: false, ..UnionOptions::default() });
+            let held = scene.find(b"before").unwrap();
+            assert_eq!(scene.world.names(&held.node).len(), 2);
+            std::fs::rename(places[moved].join("before"), places[moved].join("after")).unwrap();
+            let seen_first = scene.find(first).unwrap();
+            for _ in 0..2 {
+                let [before, after] = [&b"before"[..], b"after"].map(|path| scene.find(path).unwrap());
+                assert_ne!(before.attr.id, after.attr.id);
+                assert_eq!(scene.world.names(&before.node), [names[1 - moved].as_bytes()]);
+                assert_eq!(scene.world.names(&after.node), [names[moved].as_bytes()]);
+            }
+            assert_eq!(scene.find(first).unwrap().attr.id, seen_first.attr.id);
+        }
+    }
+}
+
 /// A branch that is added on top of a union that is in use, and everything that is made on it: as one that was there from the start.
 #[test]
 fn a_branch_added_on_top_changes_nothing() {

@@ -11,6 +11,7 @@ use super::{
     ledger::Sums,
     options::RecountReport,
     recount::{Control, Held, Recount, Rule as CountRule, Stopped, lower_priority},
+    resting::Counting,
 };
 use nacre_vfs::{Attr, Collector, FileId, Name, Node};
 use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
@@ -118,9 +119,20 @@ impl Background {
         }
     }
 
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Somebody waits for the count that runs.
+    pub(super) fn hurry(&self) {
+        if let Some(control) = &self.wishes.lock().running {
+            control.hurry(true);
+        }
+    }
+
     pub(super) fn report(&self) -> RecountReport {
         let mut report = self.wishes.lock().report;
-        report.due |= self.doubtful.load(Ordering::Relaxed);
+        report.due |= self.is_doubtful();
         report
     }
 
@@ -329,11 +341,11 @@ impl Shared {
 }
 
 /// How a count counts.
-struct Counting {
+struct OfShared {
     shared: Weak<Shared>,
 }
 
-impl CountRule for Counting {
+impl CountRule for OfShared {
     fn counts(&self, _id: &FileId) -> bool {
         // Subvolumes have device numbers of their own, and what is mounted inside is stored through the cage, too.
         true
@@ -355,8 +367,12 @@ impl CountRule for Counting {
 fn keep_counting(shared: &Arc<Shared>) {
     lower_priority();
     let background = &shared.background;
-    let (mut ended, mut took) = (shared.clock.now(), Duration::ZERO);
     loop {
+        // Whoever counts takes this lock first, and that of the wishes then.
+        let not_before = {
+            let last = shared.resting.counting.lock();
+            last.ended + COUNT_EVERY.max(last.took * 20)
+        };
         {
             let mut wishes = background.wishes.lock();
             if !wishes.stop && !wishes.count {
@@ -369,21 +385,17 @@ fn keep_counting(shared: &Arc<Shared>) {
             if wishes.stop {
                 return;
             }
-            let rested = shared.clock.now().saturating_sub(ended) >= COUNT_EVERY.max(took * 20);
-            let due = background.doubtful.load(Ordering::Relaxed) && rested;
+            let due = background.is_doubtful() && shared.clock.now() >= not_before;
             if !std::mem::take(&mut wishes.count) && !due {
                 continue;
             }
         }
         // Before it begins: what happens meanwhile needs another one.
         background.doubtful.store(false, Ordering::Relaxed);
-        let start = shared.clock.now();
         if let Err(error @ Stopped::Root(_)) = count(shared, false) {
             tracing::warn!(cage = shared.name, ?error, "the files of a cage cannot be counted");
             background.doubt();
         }
-        ended = shared.clock.now();
-        took = ended.saturating_sub(start);
     }
 }
 
@@ -392,6 +404,11 @@ fn keep_counting(shared: &Arc<Shared>) {
 /// # Errors
 /// Told to stop, or the root cannot be reached.
 pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
+    count_next(shared, &mut shared.resting.counting.lock(), hurry)
+}
+
+/// The same, by who has waited for the count before.
+pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
     let _everything_touched = shared.inodes.pin();
     // What is touched from here on is held against what the walk finds.
     shared.background.counts.fetch_add(1, Ordering::AcqRel);
@@ -399,7 +416,7 @@ pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
         shared.find_limited_again();
     }
     let start = shared.clock.now();
-    let rule = Arc::new(Counting { shared: Arc::downgrade(shared) });
+    let rule = Arc::new(OfShared { shared: Arc::downgrade(shared) });
     let mut recount = Recount::new(Arc::clone(&shared.below), rule, Arc::clone(&shared.clock));
     let control = recount.control();
     control.hurry(hurry);
@@ -420,7 +437,12 @@ pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
             members.present = next;
         }
     }
-    let seconds = shared.clock.now().saturating_sub(start).as_secs_f64();
+    counting.ended = shared.clock.now();
+    counting.took = counting.ended.saturating_sub(start);
+    let seconds = counting.took.as_secs_f64();
+    if result.is_ok() {
+        shared.resting.counted(counting);
+    }
     background.wish(|wishes| {
         wishes.running = None;
         wishes.report.running = false;

@@ -71,6 +71,7 @@ pub(super) struct Shared {
     /// Where changes that no door asked for are told.
     pub(super) door: OnceLock<Mutex<Sender<Invalidation>>>,
     pub(super) background: super::background::Background,
+    pub(super) resting: super::resting::Resting,
     /// The sums rest on a count.
     pub(super) exact: AtomicBool,
 }

@@ -136,6 +136,7 @@ impl Layer for Cage {
     }
 
     fn setattr(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, change: &SetAttr) -> Result<Attr> {
+        self.shared.attend();
         let shared = &self.shared;
         shared.background.own_id(|| shared.below.id(node));
         if change.size.is_none() && change.uid.is_none() {
@@ -167,6 +168,7 @@ impl Layer for Cage {
     }
 
     fn create(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.shared.attend();
         self.shared.background.own_name(name);
         for _ in 0..TRIES {
             let refused = match self.create_new(caller, parent, name, mode, flags) {
@@ -192,6 +194,7 @@ impl Layer for Cage {
     }
 
     fn tmpfile(&self, caller: &Caller, parent: &Node, mode: u32, flags: OpenFlags) -> Result<(Entry, Opened)> {
+        self.shared.attend();
         let shared = &self.shared;
         let _naming = shared.naming.read();
         let group = shared.group(parent);
@@ -205,6 +208,7 @@ impl Layer for Cage {
     }
 
     fn mkdir(&self, caller: &Caller, parent: &Node, name: Name<'_>, mode: u32) -> Result<Entry> {
+        self.shared.attend();
         self.shared.background.own_name(name);
         let bytes = if self.shared.directories_cost { self.shared.rule.unit } else { 0 };
         let entry = self.shared.make(caller, (parent, name), bytes, || self.shared.below.mkdir(caller, parent, name, mode))?;
@@ -213,11 +217,13 @@ impl Layer for Cage {
     }
 
     fn mknod(&self, caller: &Caller, parent: &Node, name: Name<'_>, kind: Kind, mode: u32, device: (u32, u32)) -> Result<Entry> {
+        self.shared.attend();
         self.shared.background.own_name(name);
         self.shared.make(caller, (parent, name), 0, || self.shared.below.mknod(caller, parent, name, kind, mode, device))
     }
 
     fn symlink(&self, caller: &Caller, parent: &Node, name: Name<'_>, target: &[u8]) -> Result<Entry> {
+        self.shared.attend();
         self.shared.background.own_name(name);
         // Some keep short ones in the inode, some never do; it is corrected at once.
         let bytes = self.shared.rule.whole(target.len() as u64);
@@ -225,14 +231,17 @@ impl Layer for Cage {
     }
 
     fn link(&self, caller: &Caller, node: &Node, file: Option<&dyn OpenFile>, parent: &Node, name: Name<'_>) -> Result<Entry> {
+        self.shared.attend();
         self.shared.add_link(caller, node, file, parent, name)
     }
 
     fn unlink(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.attend();
         self.shared.remove(caller, parent, name, false)
     }
 
     fn rmdir(&self, caller: &Caller, parent: &Node, name: Name<'_>) -> Result<()> {
+        self.shared.attend();
         self.shared.remove(caller, parent, name, true)
     }
 
@@ -245,10 +254,14 @@ impl Layer for Cage {
         new_name: Name<'_>,
         flags: RenameFlags,
     ) -> Result<()> {
+        self.shared.attend();
         self.shared.move_name(caller, (parent, name), (new_parent, new_name), flags)
     }
 
     fn open(&self, caller: &Caller, node: &Node, flags: OpenFlags) -> Result<Opened> {
+        if flags.writes() || flags.truncates() {
+            self.shared.attend();
+        }
         self.open_existing(caller, node, flags)
     }
 
@@ -261,6 +274,7 @@ impl Layer for Cage {
     }
 
     fn statfs(&self, caller: &Caller, node: &Node) -> Result<StatFs> {
+        self.shared.attend();
         let shared = &self.shared;
         let mut figures = shared.below.statfs(caller, node)?;
         let totals = shared.ledger.totals();
@@ -298,6 +312,7 @@ impl Layer for Cage {
     }
 
     fn setxattr(&self, caller: &Caller, node: &Node, name: &[u8], value: &[u8], flags: XattrFlags) -> Result<()> {
+        self.shared.attend();
         let shared = &self.shared;
         shared.background.own_id(|| shared.below.id(node));
         let work = || shared.below.setxattr(caller, node, name, value, flags);
@@ -305,6 +320,7 @@ impl Layer for Cage {
     }
 
     fn removexattr(&self, caller: &Caller, node: &Node, name: &[u8]) -> Result<()> {
+        self.shared.attend();
         self.shared.background.own_id(|| self.shared.below.id(node));
         self.with_attributes(caller, node, 0, || self.shared.below.removexattr(caller, node, name))
     }
@@ -321,9 +337,8 @@ impl Layer for Cage {
         super::outside::watch(&self.shared, channel);
     }
 
-    fn rest(&self, _: Option<&[Node]>) -> bool {
-        // The books count files that no door knows.
-        false
+    fn rest(&self, known: Option<&[Node]>) -> bool {
+        self.shared.rest(known)
     }
 
     fn has_acls(&self) -> bool {

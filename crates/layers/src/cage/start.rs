@@ -9,6 +9,7 @@ use super::{
     make_room::Dropping,
     names::{NameLocks, SOMEWHERE},
     options::{CageError, CageOptions},
+    resting::Resting,
     saved::{Identity, Saved, Start, Touched},
 };
 use crate::context::Context;
@@ -121,6 +122,7 @@ pub(super) fn start(below: Arc<dyn Layer>, options: CageOptions, context: &Conte
         written: Mutex::default(),
         door: OnceLock::new(),
         background: Background::default(),
+        resting: Resting::default(),
         exact: AtomicBool::new(false),
     });
     let (how, count) = take_up(&shared, found)?;

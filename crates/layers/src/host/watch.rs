@@ -26,7 +26,7 @@ use super::{
     node::{HostNode, Place},
     stat,
 };
-use crate::spec::HostCoherence;
+use crate::{spec::HostCoherence, vigil::Vigil};
 use inotify::DirectoryWatches;
 use marks::Marks;
 use nacre_vfs::{Coherence, FileId, Invalidation, Kind, Scope};
@@ -116,7 +116,7 @@ enum Method {
 /// What is known of the watching of one source.
 pub(super) struct Watch {
     root_device: u32,
-    vigil: resting::Vigil,
+    vigil: Vigil,
     running: OnceLock<Running>,
 }
 
@@ -242,7 +242,7 @@ fn elsewhere(marks: &Marks, shared: &Shared, statx: &Statx) -> bool {
 
 impl Watch {
     pub(super) fn new(root_device: u32) -> Watch {
-        Watch { root_device, vigil: resting::Vigil::default(), running: OnceLock::new() }
+        Watch { root_device, vigil: Vigil::default(), running: OnceLock::new() }
     }
 
     /// How the source itself is watched, for people.

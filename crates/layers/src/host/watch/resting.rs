@@ -21,35 +21,17 @@
 //! are removed, and while a host begins or ends its rest; it is taken before the members' lock, and no request waits for more than system calls under it.
 
 use super::{super::Shared, Method, Running, event_loop, marks::Marks};
-use crate::host::{hosted, node::HostNode};
+use crate::{
+    host::{hosted, node::HostNode},
+    vigil::{AWAKE, DROWSY, RESTING},
+};
 use nacre_sys::{credentials, fanotify, inode::proc_path};
 use nacre_vfs::{Kind, Node};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::Arc,
 };
-
-const AWAKE: u8 = 0;
-const DROWSY: u8 = 1;
-const RESTING: u8 = 2;
-
-/// What a host is: see the file's head.
-#[derive(Default)]
-pub(super) struct Vigil(AtomicU8);
-
-impl Vigil {
-    fn is(&self, state: u8) -> bool {
-        self.0.load(Ordering::Acquire) == state
-    }
-
-    fn turns(&self, from: u8, to: u8) -> bool {
-        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-}
 
 impl Running {
     /// An open file of each marked file system.
@@ -148,6 +130,6 @@ impl Marks {
             tracing::error!(%error, "file systems cannot be watched as a whole any more");
             self.fail();
         }
-        members.iter().for_each(|member| member.shared.watch.vigil.0.store(AWAKE, Ordering::Release));
+        members.iter().for_each(|member| member.shared.watch.vigil.set(AWAKE));
     }
 }

@@ -1,0 +1,29 @@
+//! Whether a layer hears everything, or rests: see `Layer::rest`. Used by `host/watch/resting.rs` and `cage/resting.rs`, which say what it means there.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// It hears everything.
+pub(crate) const AWAKE: u8 = 0;
+/// It is to rest soon: whoever is wanted meanwhile makes it awake again.
+pub(crate) const DROWSY: u8 = 1;
+/// It rests.
+pub(crate) const RESTING: u8 = 2;
+
+/// One of the three.
+#[derive(Default)]
+pub(crate) struct Vigil(AtomicU8);
+
+impl Vigil {
+    pub(crate) fn is(&self, state: u8) -> bool {
+        self.0.load(Ordering::Acquire) == state
+    }
+
+    /// Answers whether it was `from`, and is `to` now.
+    pub(crate) fn turns(&self, from: u8, to: u8) -> bool {
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    pub(crate) fn set(&self, state: u8) {
+        self.0.store(state, Ordering::Release);
+    }
+}
