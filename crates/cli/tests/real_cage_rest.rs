@@ -67,16 +67,20 @@ fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_t
     if !as_root() {
         return;
     }
-    for (what, sees) in FIRST {
-        let fixture = cage();
-        fs::write(fixture.at("known"), "1").unwrap();
-        rested(&fixture);
-        fs::write(fixture.below("deep/deeper/grown"), megabytes(11)).unwrap();
-        File::options().append(true).open(fixture.below("deep/deeper/there")).unwrap().write_all(&megabytes(1)).unwrap();
-        assert_eq!(marked_file_systems(fixture.pid()), 0, "{what}: nobody has asked");
-        assert!(sees(&fixture), "{what}: {} are booked", used(&fixture.mountpoint));
-        assert!(used(&fixture.mountpoint) <= 16 * MIB, "{what}");
-    }
+    std::thread::scope(|scope| {
+        for (what, sees) in FIRST {
+            scope.spawn(move || {
+                let fixture = cage();
+                fs::write(fixture.at("known"), "1").unwrap();
+                rested(&fixture);
+                fs::write(fixture.below("deep/deeper/grown"), megabytes(11)).unwrap();
+                File::options().append(true).open(fixture.below("deep/deeper/there")).unwrap().write_all(&megabytes(1)).unwrap();
+                assert_eq!(marked_file_systems(fixture.pid()), 0, "{what}: nobody has asked");
+                assert!(sees(&fixture), "{what}: {} are booked", used(&fixture.mountpoint));
+                assert!(used(&fixture.mountpoint) <= 16 * MIB, "{what}");
+            });
+        }
+    });
 }
 
 #[test]

@@ -9,7 +9,10 @@ pub(crate) const DROWSY: u8 = 1;
 /// It rests.
 pub(crate) const RESTING: u8 = 2;
 
-/// One of the three.
+/// It rested, and what it has missed is being looked at: it hears everything, but who wants it has to wait.
+pub(crate) const WAKING: u8 = 3;
+
+/// One of these.
 #[derive(Default)]
 pub(crate) struct Vigil(AtomicU8);
 

@@ -119,6 +119,11 @@ impl Background {
         }
     }
 
+    /// Everything is counted before the books are used: that needs no count by itself.
+    pub(super) fn no_doubt(&self) {
+        self.doubtful.store(false, Ordering::Relaxed);
+    }
+
     pub(super) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Ordering::Relaxed)
     }
@@ -409,6 +414,7 @@ pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
 
 /// The same, by who has waited for the count before.
 pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
+    shared.resting.wakes();
     let _everything_touched = shared.inodes.pin();
     // What is touched from here on is held against what the walk finds.
     shared.background.counts.fetch_add(1, Ordering::AcqRel);
@@ -437,12 +443,10 @@ pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: b
             members.present = next;
         }
     }
-    counting.ended = shared.clock.now();
-    counting.took = counting.ended.saturating_sub(start);
+    let ended = shared.clock.now();
+    counting.note(ended, ended.saturating_sub(start), hurry);
     let seconds = counting.took.as_secs_f64();
-    if result.is_ok() {
-        shared.resting.counted(counting);
-    }
+    shared.resting.woke(result.is_ok());
     background.wish(|wishes| {
         wishes.running = None;
         wishes.report.running = false;

@@ -41,6 +41,9 @@ fn pass_on(shared: &Weak<Shared>, told: &Receiver<Invalidation>, door: &Sender<I
         if door.send(notice.clone()).is_err() {
             tracing::debug!("no door listens any more; the accounts go on being kept");
         }
+        if shared.resting.books_are_old() {
+            continue;
+        }
         match notice {
             Invalidation::Content { id } | Invalidation::Attributes { id } => examine(&shared, &id),
             Invalidation::Entry { parent, name } | Invalidation::Forget { parent, name } => {

@@ -4,13 +4,14 @@
 //! is booked, every look at the books, and every file opened for writing comes here first ([`Shared::attend`]): it waits until everything has been counted.
 //! A count walks the tree, which wakes the layer below before anything is read, so that what is changed from then on is heard. Reading goes on without it.
 //!
-//! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything, and so does one whose last count ended less than
-//! [`RARELY`] times as long ago as it took, or into which somebody may be writing.
+//! A count must cost little, then: a cage of more than [`FILES`] files goes on hearing everything, and so does one that was counted less than [`RARELY`]
+//! times as long ago as the last count took that somebody waited for, or into which somebody may be writing.
 //!
+//! What is reported while it rests is not booked, as the count will see it; from the beginning of the count on it is.
 //! Invariants: a cage begins its rest, and ends it, with [`Resting::counting`] held; one count runs at a time.
 
 use super::{background, books::Shared, recount::Stopped};
-use crate::vigil::{AWAKE, DROWSY, RESTING, Vigil};
+use crate::vigil::{AWAKE, DROWSY, RESTING, Vigil, WAKING};
 use nacre_vfs::Node;
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -18,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 /// The most files of a cage that rests. To look at so many takes 0.1 s where the kernel has them in memory, and a few seconds where a disk has to be asked.
 const FILES: u64 = 10_000;
 
-/// A rest begins at least so many times later than the last count ended as that took: what is counted because of rests costs a hundredth of a processor at most.
+/// A rest begins at least so many times as long after a count as whoever used the cage after a rest had to wait for one: what is counted because of rests costs a hundredth of a processor at most.
 const RARELY: u32 = 100;
 const RARELY_LEAST: Duration = Duration::from_secs(1);
 
@@ -29,17 +30,38 @@ pub(super) struct Resting {
     pub(super) counting: Mutex<Counting>,
 }
 
-/// The last count.
+/// When counts have ended, by the cage's clock, and how long they took.
 #[derive(Default)]
 pub(super) struct Counting {
     pub(super) ended: Duration,
     pub(super) took: Duration,
+    /// Of the last one that somebody waited for: others give way to whatever else the machine does.
+    waited: Option<(Duration, Duration)>,
+}
+
+impl Counting {
+    pub(super) fn note(&mut self, ended: Duration, took: Duration, waited: bool) {
+        (self.ended, self.took) = (ended, took);
+        if waited {
+            self.waited = Some((ended, took));
+        }
+    }
 }
 
 impl Resting {
-    /// Everything has been counted, and is heard of since before that began.
-    pub(super) fn counted(&self, _counting: &mut Counting) {
-        self.vigil.turns(RESTING, AWAKE);
+    /// Whether what is reported need not be booked: it will be counted.
+    pub(super) fn books_are_old(&self) -> bool {
+        self.vigil.is(RESTING)
+    }
+
+    /// A count begins: what is reported from now on has to be booked.
+    pub(super) fn wakes(&self) {
+        self.vigil.turns(RESTING, WAKING);
+    }
+
+    /// That count has ended; `counted` where everything was counted.
+    pub(super) fn woke(&self, counted: bool) {
+        self.vigil.turns(WAKING, if counted { AWAKE } else { RESTING });
     }
 }
 
@@ -52,7 +74,7 @@ impl Shared {
         }
         self.background.hurry();
         let mut counting = self.resting.counting.lock();
-        if !vigil.is(RESTING) {
+        if vigil.is(AWAKE) {
             return;
         }
         match background::count_next(self, &mut counting, true) {
@@ -83,7 +105,10 @@ impl Shared {
                     return false;
                 }
                 let rests = self.below.rest(known);
-                if begins && !rests {
+                if rests {
+                    // It is counted before it matters.
+                    self.background.no_doubt();
+                } else if begins {
                     vigil.set(AWAKE);
                 }
                 rests
@@ -93,10 +118,9 @@ impl Shared {
     }
 
     fn may_rest(&self, counting: &Counting) -> bool {
-        let since = self.clock.now().saturating_sub(counting.ended);
-        since >= RARELY_LEAST.max(counting.took * RARELY)
+        let long_ago = |(ended, took): (Duration, Duration)| self.clock.now().saturating_sub(ended) >= RARELY_LEAST.max(took * RARELY);
+        counting.waited.is_none_or(long_ago)
             && self.ledger.sums().whole.inodes <= FILES
-            && !self.background.is_doubtful()
             && self.written.lock().is_empty()
             && self.collecting.get().is_none_or(|collecting| collecting.held() == 0)
     }
