@@ -2,7 +2,7 @@
 //!
 //! A reader that makes or renames names in the directory that he reads would meet his own names for ever: each lies behind all others. So a listing shows
 //! the names that were numbered before it began, and no later ones. Doors have no handle for a directory (the kernel opens it by itself), so the position
-//! itself says which listing it is of: its lowest bits are a slot of this table. Called by `dataset` and `mem`. Invariants:
+//! itself says which listing it is of: its lowest bits are a slot of this table. Called by `mem` and by file systems of pools. Invariants:
 //! * an end only moves on: where a slot is taken over by another listing, whoever goes on with the old one sees more names, never fewer;
 //! * a position means the same name in all listings, and stays good where this table is new: the listing then ends where the table began.
 
@@ -15,7 +15,7 @@ const SLOTS: usize = 1 << BITS;
 
 /// The ends of the listings of one layer.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub struct Ends {
     /// Of listings that began before this table.
     first: u64,
     table: Mutex<Table>,
@@ -38,7 +38,7 @@ struct Slot {
 
 /// A listing, from one position on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
+pub struct Span {
     /// Behind the name with this number.
     pub behind: u64,
     /// Up to this number, which is not in it.

@@ -1,4 +1,4 @@
-//! The layers and how they are stacked: leaves (`host`, `mem`, `dataset`), filters (`remap`, `readonly`, `throttle`, `trace`, `cage`), and the builder that
+//! The layers and how they are stacked: leaves (`host`, `mem`), filters (`remap`, `readonly`, `throttle`, `trace`, `cage`), and the builder that
 //! turns a [`spec::StackSpec`] into a running [`nacre_vfs::Layer`].
 //!
 //! Callers: the command line and tests. Nothing here knows a wire protocol.
@@ -8,13 +8,11 @@ pub mod accounts;
 pub mod cage;
 pub mod clock;
 pub mod context;
-pub mod dataset;
-mod ends;
+pub mod ends;
 #[cfg(test)]
 mod fakes;
-pub mod family;
 pub mod host;
-mod locks;
+pub mod locks;
 pub mod mem;
 pub mod override_stat;
 pub mod readonly;

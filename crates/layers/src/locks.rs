@@ -1,4 +1,4 @@
-//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves that have no kernel below (`mem`, `dataset`).
+//! Locks of one file, kept in memory: byte ranges (`fcntl`) and whole files (`flock`). For leaves that have no kernel below (`mem`, and file systems of pools).
 //! Waiting is interrupted by nothing.
 
 use nacre_vfs::{Errno, FileLock, LockKind, LockOwner, Result};
@@ -13,7 +13,7 @@ struct Held {
 
 /// The locks of one file.
 #[derive(Debug, Default)]
-pub(crate) struct Locks {
+pub struct Locks {
     held: Mutex<Held>,
     released: Condvar,
 }
@@ -52,11 +52,16 @@ impl Held {
 }
 
 impl Locks {
-    pub(crate) fn test(&self, owner: LockOwner, lock: FileLock) -> FileLock {
+    /// What is in the way of a lock, or the lock as nobody's (`F_GETLK`).
+    pub fn test(&self, owner: LockOwner, lock: FileLock) -> FileLock {
         self.held.lock().in_the_way(owner, &lock).unwrap_or(FileLock { kind: LockKind::Unlock, ..lock })
     }
 
-    pub(crate) fn set(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
+    /// Takes a range, changes it, or gives it up (`F_SETLK`, with `wait` `F_SETLKW`).
+    ///
+    /// # Errors
+    /// EAGAIN where another owner's is in the way and nobody waits.
+    pub fn set(&self, owner: LockOwner, lock: FileLock, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         while lock.kind != LockKind::Unlock && held.in_the_way(owner, &lock).is_some() {
             if !wait {
@@ -69,7 +74,11 @@ impl Locks {
         Ok(())
     }
 
-    pub(crate) fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
+    /// The same for the whole file (flock(2)), which knows nothing of ranges.
+    ///
+    /// # Errors
+    /// EAGAIN where another owner's is in the way and nobody waits.
+    pub fn flock(&self, owner: LockOwner, kind: LockKind, wait: bool) -> Result<()> {
         let mut held = self.held.lock();
         let others = |held: &Held| held.whole.iter().any(|(holder, other)| *holder != owner && clash(*other, kind));
         while kind != LockKind::Unlock && others(&held) {
@@ -87,7 +96,7 @@ impl Locks {
     }
 
     /// Everything of an owner goes, as when a process closes the file.
-    pub(crate) fn release(&self, owner: LockOwner) {
+    pub fn release(&self, owner: LockOwner) {
         self.held.lock().ranges.retain(|(holder, _)| *holder != owner);
         self.released.notify_all();
     }

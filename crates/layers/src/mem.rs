@@ -14,7 +14,7 @@ mod names;
 mod tests;
 mod xattrs;
 
-pub(crate) use xattrs::check as check_xattr;
+pub use xattrs::check as check_xattr;
 
 use file::MemFile;
 use inode::{Birth, Directory, Inode, What};

@@ -15,7 +15,7 @@ use std::{
 use fusewire::apart;
 use nacre_admin::{Kind, MountOptions, Refusal};
 use nacre_fuse::{FuseOptions, Mount, MountError};
-use nacre_layers::{
+use nacre_poolfs::{
     dataset::Dataset,
     family::{Family, Rules},
 };

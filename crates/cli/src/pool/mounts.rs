@@ -15,8 +15,8 @@ use std::{
 use fusewire::Identity;
 use nacre_admin::{AtOneMoment, Kind, MountOptions, Mounted, Mounts, Refusal, What};
 use nacre_fuse::Held;
-use nacre_layers::dataset::{Dataset, Gathering, StoppedWrites};
 use nacre_pool::engine::Pool;
+use nacre_poolfs::dataset::{Dataset, Gathering, StoppedWrites};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::mount::MountFlags;
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use nacre_admin::{Kind, Refusal, fs as fs_verbs};
-use nacre_layers::dataset::SnapshotDirectory;
 use nacre_pool::engine::Pool;
+use nacre_poolfs::dataset::SnapshotDirectory;
 
 /// Carries out what `mkdir`, `rmdir` and `mv` in `.zfs/snapshot` ask for: the same verbs as the commands'.
 pub type SnapshotVerbs = Arc<dyn Fn(fs_verbs::Request) -> Result<(), Refusal> + Send + Sync>;

@@ -11,7 +11,7 @@ const VALUE_MAX: usize = 65536;
 const NAME_MAX: usize = 255;
 
 /// Which names there can be on which files (xattr(7)).
-pub(crate) fn check(kind: Kind, name: &[u8], write: bool) -> Result<()> {
+pub fn check(kind: Kind, name: &[u8], write: bool) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(Errno::ERANGE);
     }

@@ -5,8 +5,8 @@
 
 use super::file::LockTable;
 use super::translate::errno;
-use crate::ends::Ends;
 use arc_swap::ArcSwap;
+use nacre_layers::ends::Ends;
 use nacre_pool::Txg;
 use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;

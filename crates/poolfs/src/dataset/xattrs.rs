@@ -2,8 +2,8 @@
 
 use super::translate::{errno, kind_of};
 use super::volume::Tree;
-use crate::mem::check_xattr;
-use crate::remap::acl;
+use nacre_layers::mem::check_xattr;
+use nacre_layers::remap::acl;
 use nacre_pool::files::{AttributeChange, FileError, Inode};
 use nacre_pool::rows::inode::flags::HAS_XATTRS;
 use nacre_vfs::{Errno, Result, SetAttr, XattrFlags};

@@ -18,12 +18,12 @@ mod translate;
 mod volume;
 mod xattrs;
 
-use crate::remap::acl;
 use control::Control;
 pub use control::SnapshotDirectory;
 use file::DatasetFile;
 use gathering::Member;
 pub use gathering::{Gathering, StoppedWrites};
+use nacre_layers::remap::acl;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{Inode, MayReplace, NewInode, ParentView};
 use nacre_pool::properties::effective::{SnapshotDirectory as Shown, SyncMode};

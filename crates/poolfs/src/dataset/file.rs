@@ -4,7 +4,7 @@ use super::gathering::{Lease, Member};
 use super::translate::errno;
 use super::volume::Placed;
 use super::xattrs;
-use crate::locks::Locks;
+use nacre_layers::locks::Locks;
 use nacre_pool::engine::Pool;
 use nacre_pool::files::{FileError, Range, SeekTo};
 use nacre_vfs::{AllocateMode, Errno, FileLock, Ioctl, LockKind, LockOwner, OpenFile, OpenFlags, Result, Whence};

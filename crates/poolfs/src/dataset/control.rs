@@ -5,7 +5,7 @@
 
 use super::translate::errno;
 use super::volume::{self, Place, Volume};
-use crate::ends::Ends;
+use nacre_layers::ends::Ends;
 use nacre_pool::engine::Pool;
 use nacre_vfs::{Attr, DirEntry, DirSink, Entry, Errno, FileId, Kind, Name, Node, Result, Time};
 use parking_lot::Mutex;
