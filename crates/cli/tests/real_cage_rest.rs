@@ -6,7 +6,7 @@
 mod mounting;
 
 use mounting::cages::Cage;
-use mounting::resting::{busy, marked_file_systems, rested};
+use mounting::resting::{busy, marked_file_systems, rested, side_by_side};
 use mounting::{Fixture, as_root, eventually};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -27,7 +27,8 @@ fn used(path: &Path) -> u64 {
 
 /// A cage of 16 MiB with one directory that the kernel does not know.
 fn cage() -> Fixture {
-    let fixture = Fixture::cage(&["--size=16M"]);
+    let mut fixture = Fixture::bare_alone();
+    fixture.start_cage(&["--size=16M"]);
     fs::create_dir_all(fixture.below("deep/deeper")).unwrap();
     fs::write(fixture.below("deep/deeper/there"), megabytes(1)).unwrap();
     eventually("what is there is booked", || used(&fixture.mountpoint) >= MIB);
@@ -67,19 +68,15 @@ fn a_cage_that_nobody_asks_hears_only_of_its_own_files_and_its_limit_holds_all_t
     if !as_root() {
         return;
     }
-    std::thread::scope(|scope| {
-        for (what, sees) in FIRST {
-            scope.spawn(move || {
-                let fixture = cage();
-                fs::write(fixture.at("known"), "1").unwrap();
-                rested(&fixture);
-                fs::write(fixture.below("deep/deeper/grown"), megabytes(11)).unwrap();
-                File::options().append(true).open(fixture.below("deep/deeper/there")).unwrap().write_all(&megabytes(1)).unwrap();
-                assert_eq!(marked_file_systems(fixture.pid()), 0, "{what}: nobody has asked");
-                assert!(sees(&fixture), "{what}: {} are booked", used(&fixture.mountpoint));
-                assert!(used(&fixture.mountpoint) <= 16 * MIB, "{what}");
-            });
-        }
+    side_by_side(FIRST, |(what, sees)| {
+        let fixture = cage();
+        fs::write(fixture.at("known"), "1").unwrap();
+        rested(&fixture);
+        fs::write(fixture.below("deep/deeper/grown"), megabytes(11)).unwrap();
+        File::options().append(true).open(fixture.below("deep/deeper/there")).unwrap().write_all(&megabytes(1)).unwrap();
+        assert_eq!(marked_file_systems(fixture.pid()), 0, "{what}: nobody has asked");
+        assert!(sees(&fixture), "{what}: {} are booked", used(&fixture.mountpoint));
+        assert!(used(&fixture.mountpoint) <= 16 * MIB, "{what}");
     });
 }
 

@@ -35,7 +35,7 @@ fn asked_for() -> Option<u64> {
 fn seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = std::env::var("NACRE_TEST_SEED").map_or(u64::from(now.subsec_nanos()), |seed| seed.parse().expect("NACRE_TEST_SEED"));
-    println!("seed {seed} (NACRE_TEST_SEED)");
+    println!("campaign: seed {seed} (NACRE_TEST_SEED, NACRE_TEST_TORTURE)");
     seed
 }
 

@@ -80,7 +80,7 @@ fn campaign(short: &str, size: &str, seed: u64, snapshots: bool) {
     pool.told(&["pool", "scrub", "-w", "%"]);
     assert_eq!(pool.told(&["pool", "status", "-x", "%"]), format!("pool '{}' is healthy\n", pool.name));
     let promises: Vec<String> = loads.iter().map(|load| load.promises()).collect();
-    println!("{short}: {}", promises.join(", "));
+    println!("campaign: {short}, seed {seed} (NACRE_POOL_ROUNDS, NACRE_POOL_SEED): {}", promises.join(", "));
 }
 
 #[test]

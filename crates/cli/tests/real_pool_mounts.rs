@@ -181,6 +181,7 @@ fn what_was_synced_survives_the_death_of_the_process() {
     }
     let pool = Pool::made("pm", ROOMY, &[]);
     let rounds = std::env::var("NACRE_TEST_KILLS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
+    println!("campaign: {rounds} deaths (NACRE_TEST_KILLS)");
     let mut all = Vec::new();
     for round in 0..rounds {
         let synced = AtomicU32::new(0);

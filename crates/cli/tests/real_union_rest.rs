@@ -5,7 +5,7 @@
 
 mod mounting;
 
-use mounting::resting::{busy, marked_file_systems, rested};
+use mounting::resting::{busy, marked_file_systems, rested, side_by_side};
 use mounting::status::Status;
 use mounting::unions::branches;
 use mounting::{Fixture, as_root, eventually, sh};
@@ -30,7 +30,7 @@ fn three(filled: &str) -> Fixture {
 }
 
 fn three_with(options: &str, filled: &str) -> Fixture {
-    let mut fixture = Fixture::bare();
+    let mut fixture = Fixture::bare_alone();
     let places = places(&fixture);
     for place in ["upper", "second", "lower"] {
         fixture.directory(place);
@@ -90,7 +90,7 @@ fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
         return;
     }
     // Also where each name of a file is a file to the kernel.
-    for options in ["udba=notify", "udba=notify,link-cow=true"] {
+    side_by_side(&["udba=notify", "udba=notify,link-cow=true"], |options| {
         let fixture = three_with(options, "mkdir lower/a upper/a; echo 1 > lower/a/x; echo 1 > upper/y; echo 1 > second/z");
         let told = || Status::of(&fixture.mountpoint).number("invalidations");
         eventually("a rest that nothing of ours ends", || {
@@ -105,7 +105,7 @@ fn a_union_that_nobody_asks_hears_only_of_its_own_files() {
         });
         assert!(fs::metadata(fixture.at("a/unknown")).is_err());
         assert!(marked_file_systems(fixture.pid()) > 0);
-    }
+    });
 }
 
 /// What others do on branches; a place that a process is in meanwhile; and what is to be there, or no longer, the first time that somebody looks.
@@ -127,7 +127,7 @@ fn a_directory_that_is_made_of_others_while_nobody_asks_is_shown_so_at_once() {
     if !as_root() {
         return;
     }
-    for &(script, inside, there, gone) in REMADE {
+    side_by_side(REMADE, |&(script, inside, there, gone)| {
         let fixture = three(
             "mkdir -p lower/a/b/c; echo 1 > lower/a/b/z; echo 1 > lower/a/b/c/y; echo 1 > upper/mark; echo 1 > second/mark2; echo 1 > lower/mark3",
         );
@@ -150,7 +150,7 @@ fn a_directory_that_is_made_of_others_while_nobody_asks_is_shown_so_at_once() {
             assert!(fs::metadata(fixture.at(path)).is_err(), "{script}: still {path}");
         }
         drop(held);
-    }
+    });
 }
 
 /// Numbers that look random, the same again for the same beginning.
@@ -216,6 +216,7 @@ fn whatever_happens_while_nobody_asks_a_union_shows_what_a_fresh_one_does() {
     let rounds = std::env::var("NACRE_REST_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
     // The same changes each time; others for those who look for more.
     let seed = std::env::var("NACRE_REST_SEED").map_or(16196, |seed| seed.parse().unwrap());
+    println!("campaign: seed {seed}, {rounds} rounds (NACRE_REST_SEED, NACRE_REST_ROUNDS)");
     let mut dice = Dice(seed);
     let fixture =
         three("mkdir -p lower/a/b/c lower/b upper/a; echo 1 > lower/a/b/z; echo 1 > lower/b/x; echo 1 > upper/a/x; echo 1 > second/y");

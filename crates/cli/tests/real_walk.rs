@@ -65,6 +65,7 @@ fn walk_all(rows: &[Row]) {
     let number = |name: &str| std::env::var(name).map_or(0, |value| value.parse::<u64>().expect(name));
     let wanted = std::env::var("NACRE_WALK_VERB").unwrap_or_default();
     let (rounds, mut random) = (number("NACRE_WALK_ROUNDS"), Random(1 + number("NACRE_WALK_SEED")));
+    println!("campaign: {rounds} kills of each verb, seed {} (NACRE_WALK_ROUNDS, NACRE_WALK_SEED)", random.0);
     let mut wrong = Vec::new();
     for row in rows.iter().filter(|row| row.verb.starts_with(&wanted)) {
         let begun = std::time::Instant::now();

@@ -414,6 +414,7 @@ fn data(file: &Opened, size: u64) -> u64 {
 
 fn check(cases: u32, keeps: bool, make: impl Fn() -> Edge) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(cases);
+    println!("campaign: {cases} cases (NACRE_MODEL_CASES)");
     let persistence = Some(Box::new(FileFailurePersistence::Off) as Box<_>);
     let mut runner = TestRunner::new(Config { cases, max_shrink_iters: 2_000, failure_persistence: persistence, ..Config::default() });
     let outcome = runner.run(&vec(step(keeps), 1..60), |steps| {

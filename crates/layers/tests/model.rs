@@ -12,6 +12,7 @@ use stacks::{Directories, over_mem, prepare_thread};
 /// Cases per stack: `NACRE_MODEL_CASES` asks for more than the everyday number.
 fn runner(everyday: u32) -> TestRunner {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
+    println!("campaign: {cases} cases (NACRE_MODEL_CASES)");
     TestRunner::new(Config {
         cases,
         max_shrink_iters: 2_000,

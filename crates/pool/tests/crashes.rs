@@ -69,7 +69,7 @@ fn campaign(seed: u64, disks: usize, rounds: u64) {
             check(&imported);
         }
     }
-    println!("seed {seed}: {} operations, {rounds} crashes", world.operation);
+    println!("campaign: seed {seed}, {} operations, {rounds} crashes (NACRE_POOL_ROUNDS, NACRE_POOL_SEED)", world.operation);
 }
 
 fn run(seeds: std::ops::Range<u64>, disks: usize) {

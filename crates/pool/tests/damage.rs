@@ -167,7 +167,7 @@ fn trials(exported: bool, seed: u64) {
             let _ = imported.pool.commit();
         }
     }
-    println!("{refused} refused, {harmless} harmless, {hurt} with errors");
+    println!("campaign: seed {seed}, {refused} refused, {harmless} harmless, {hurt} with errors (NACRE_POOL_TRIALS, NACRE_POOL_SEED)");
     assert!(hurt > 0 && harmless > 0, "the damage was no test");
 }
 

@@ -242,7 +242,7 @@ fn rows_a_little_changed_are_rows_or_errors() {
         }
         if all_rows(&key, &value) > 0 { taken += 1 } else { refused += 1 }
     }
-    println!("{} rows of {} kinds: {taken} inputs taken, {refused} refused", planted.rows.len(), kinds.len());
+    println!("campaign: {} rows of {} kinds, {taken} inputs taken, {refused} refused (NACRE_POOL_TRIALS)", planted.rows.len(), kinds.len());
     assert!(taken > 0 && refused > 0);
 }
 
@@ -364,7 +364,7 @@ fn tables_and_records_a_little_changed_are_read_or_refused() {
         };
         if read { taken += 1 } else { refused += 1 }
     }
-    println!("{taken} inputs taken, {refused} refused");
+    println!("campaign: {taken} inputs taken, {refused} refused (NACRE_POOL_TRIALS)");
     assert!(taken > 0 && refused > 0);
 }
 
@@ -394,7 +394,7 @@ fn packed_content_a_little_changed_unpacks_or_not() {
         }
         assert!(target[length..].iter().all(|byte| *byte == 0xa5), "trial {trial}: unpacking wrote behind its target");
     }
-    println!("{taken} inputs taken, {refused} refused");
+    println!("campaign: {taken} inputs taken, {refused} refused (NACRE_POOL_TRIALS)");
     assert!(taken > 0 && refused > 0);
 }
 
@@ -492,6 +492,6 @@ fn trees_of_changed_nodes_are_read_or_refused() {
         let (dataset, root) = *random.pick(&planted.trees).unwrap();
         found += use_tree(ctx, dataset, root, &planted.rows, &mut random);
     }
-    println!("{found} rows of {} trees were shown", planted.trees.len());
+    println!("campaign: {found} rows of {} trees were shown (NACRE_POOL_TRIALS)", planted.trees.len());
     assert!(found > 0);
 }

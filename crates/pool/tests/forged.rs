@@ -252,6 +252,6 @@ fn rows_that_are_wrong_do_no_harm_to_the_program() {
             }
         }
     }
-    println!("{refused} refused, {opened} used");
+    println!("campaign: seed {seed}, {refused} refused, {opened} used (NACRE_POOL_TRIALS, NACRE_POOL_SEED)");
     assert!(opened > 0);
 }

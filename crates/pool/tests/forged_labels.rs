@@ -173,6 +173,6 @@ fn labels_and_logs_that_are_wrong_do_no_harm_to_the_program() {
             }
         }
     }
-    println!("refused and opened, of identities, roots and logs: {outcomes:?}");
+    println!("campaign: seed {seed}, refused and opened, of identities, roots and logs: {outcomes:?} (NACRE_POOL_TRIALS, NACRE_POOL_SEED)");
     assert!(outcomes[2].iter().sum::<u64>() > 0);
 }

@@ -150,12 +150,13 @@ fn judge(imported: &Imported, promised: &[Promised], what: &str) {
 
 #[test]
 fn writers_and_the_engine_s_own_threads_keep_every_promise() {
-    let seed = number("NACRE_POOL_SEED", 1);
+    let (seed, rounds) = (number("NACRE_POOL_SEED", 1), number("NACRE_POOL_ROUNDS", 6));
+    println!("campaign: seed {seed}, {rounds} crashes (NACRE_POOL_ROUNDS, NACRE_POOL_SEED)");
     let mut random = Random(seed);
     let disk = [Arc::new(Simulator::new("disk", 128 << 20))];
     let mut imported = create(&disk, random.next());
     let mut begin = 1;
-    for round in 0..number("NACRE_POOL_ROUNDS", 6) {
+    for round in 0..rounds {
         let what = format!("seed {seed}, round {round}");
         let pace = Pace { every: Duration::from_millis(1 + random.below(40)), ..Pace::default() };
         let committer = imported.pool.start_committer(pace).unwrap();

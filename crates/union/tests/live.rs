@@ -142,6 +142,7 @@ impl Scene {
 
 fn check(cases: u32, run: impl Fn(&Steps)) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(cases);
+    println!("campaign: {cases} cases (NACRE_MODEL_CASES)");
     let config = Config { cases, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
     let steps = prop::collection::vec((operations(12), change()), 1..8);
     let outcome = unions::runner(config).run(&steps, |steps| {

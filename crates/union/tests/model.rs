@@ -25,6 +25,7 @@ type History = (Vec<Operation>, Vec<Operation>, Vec<Operation>);
 
 fn check(everyday: u32, run: impl Fn(&History)) {
     let cases = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
+    println!("campaign: {cases} histories (NACRE_MODEL_CASES)");
     let config =
         Config { cases, max_shrink_iters: 3_000, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
     let mut runner = unions::runner(config);

@@ -41,7 +41,7 @@ impl Overlay {
         match rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), CString::new(data).unwrap().as_c_str()) {
             Ok(()) => Some(Overlay(target)),
             Err(rustix::io::Errno::PERM | rustix::io::Errno::NODEV) => {
-                println!("note: overlayfs cannot be mounted here");
+                println!("skipped: overlayfs cannot be mounted here");
                 None
             }
             Err(error) => panic!("overlayfs: {error}"),
@@ -62,6 +62,7 @@ fn check(everyday: u32, run: impl Fn(&History)) {
     nacre_layers::host::prepare_worker().unwrap();
     rustix::process::umask(rustix::fs::Mode::empty());
     let cases = std::env::var("NACRE_OVERLAY_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
+    println!("campaign: {cases} cases (NACRE_OVERLAY_CASES)");
     let config =
         Config { cases, max_shrink_iters: 400, failure_persistence: Some(Box::new(FileFailurePersistence::Off)), ..Config::default() };
     let mut runner = unions::runner(config);

@@ -36,6 +36,7 @@ fn options(words: &str) -> UnionOptions {
 
 fn check(words: &str, everyday: u32) {
     let count = std::env::var("NACRE_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(everyday);
+    println!("campaign: {count} cases of {words} (NACRE_MODEL_CASES)");
     let config = Config {
         cases: count,
         max_shrink_iters: 3_000,

@@ -66,10 +66,13 @@ pub fn as_root() -> bool {
     can_mount()
 }
 
+fn scratch_place() -> PathBuf {
+    std::env::var_os("NACRE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
+}
+
 /// A directory that everybody may enter, removed at the end.
 pub fn scratch() -> tempfile::TempDir {
-    let place = std::env::var_os("NACRE_TEST_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    let directory = tempfile::Builder::new().prefix("nacre-test.").tempdir_in(place).expect("scratch directory");
+    let directory = tempfile::Builder::new().prefix("nacre-test.").tempdir_in(scratch_place()).expect("scratch directory");
     std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
     directory
 }
@@ -240,6 +243,16 @@ impl Fixture {
     /// A source and a mount point without a mount.
     pub fn bare() -> Fixture {
         Fixture::bare_in(scratch())
+    }
+
+    /// The same on a file system of its own, where nothing happens but what the test does. As root.
+    pub fn bare_alone() -> Fixture {
+        let (place, image) = (scratch(), tempfile::NamedTempFile::new_in(scratch_place()).expect("an image"));
+        // Mounted, it is there until it is unmounted. A machine that cannot mount it runs the test among all others.
+        if images::mounted("ext4", image.path(), place.path()) {
+            std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).expect("chmod");
+        }
+        Fixture::bare_in(place)
     }
 
     /// The same in a directory that exists.

@@ -1,4 +1,7 @@
 //! Mounts that nobody asks, on a file system where much happens elsewhere.
+//!
+//! Callers: `real_union_rest.rs`, `real_cage_rest.rs`. Each mount's files are on a file system of its own: what other tests do would be heard as well, and where
+//! more happens than a slow machine can hear, changes are lost, which ends every rest.
 
 use super::{Fixture, eventually};
 use std::fs;
@@ -9,6 +12,15 @@ pub fn marked_file_systems(pid: u32) -> usize {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("the daemon lives");
     let texts = descriptors.flatten().filter_map(|entry| fs::read_to_string(entry.path()).ok());
     texts.map(|text| text.lines().filter(|line| line.starts_with("fanotify sdev:")).count()).sum()
+}
+
+/// Runs the cases of a test side by side: most of the time each waits for its mount to rest.
+pub fn side_by_side<T: Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            scope.spawn(|| run(case));
+        }
+    });
 }
 
 /// Makes and removes files.

@@ -376,6 +376,7 @@ fn torture_full(seed: u64, steps: u64) {
 
 #[test]
 fn a_full_store_loses_nothing_that_was_accepted() {
+    println!("campaign: seeds 1 to {} (NACRE_POOL_ROUNDS)", rounds());
     for seed in 0..rounds() {
         torture_full(seed + 1, 250);
     }

@@ -206,6 +206,6 @@ fn random_work_and_crashes_keep_every_promise() {
         let (some, more, others) = run(seed, rounds);
         (steps, imports, moved) = (steps + some, imports + more, moved + others);
     }
-    println!("{steps} steps, {imports} imports, {moved} frames moved");
+    println!("campaign: {seeds} seeds, {steps} steps, {imports} imports, {moved} frames moved (NACRE_POOL_MODEL)");
     assert!(moved > 200, "the cleaner must have worked");
 }
