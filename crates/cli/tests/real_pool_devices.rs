@@ -138,7 +138,9 @@ fn a_device_that_has_become_longer_is_used_to_its_end() {
     let grown = bytes("size");
     assert!(grown > before + (200 << 20), "{before} {grown}");
     // More than there was room for before: some of it lies where the old end was.
-    let much: Vec<u8> = (0..300_u32 << 20).map(|at| (at / 997) as u8).collect();
+    let piece: Vec<u8> = (0..997_u32 << 8).map(|at| (at / 997) as u8).collect();
+    let mut much = piece.repeat((300 << 20) / piece.len());
+    much.extend(&piece[..1000]);
     fs::write(at.join("much"), &much).unwrap();
     fs::File::open(at.join("much")).unwrap().sync_all().unwrap();
     yard.nacre(&["pool", "export", &name]);

@@ -120,12 +120,19 @@ fn a_pool_that_is_stuck_hides_no_others() {
     let (stuck, other) = (lost("stuck"), lost("beside"));
     let process = stuck.process(&stuck.name);
     kill(process, Signal::STOP);
-    for words in [&["pool", "list"][..], &["pool", "status"], &["pool", "get", "health"], &["fs", "list"], &["fs", "get", "used"]] {
-        let (code, said) = stuck.refused(words);
-        assert!(code == 1 && said.contains(&format!("pool '{}' does not answer", stuck.name)), "{words:?}: {said}");
-        assert!(said.contains(&format!("{} ", other.name)), "{words:?}: {said}");
-    }
-    assert!(!stuck.refused(&["pool", "status", "-x"]).1.contains("healthy"));
+    // Side by side: each waits for as long as an answer may take.
+    let asked = [&["pool", "list"][..], &["pool", "status"], &["pool", "get", "health"], &["fs", "list"], &["fs", "get", "used"]];
+    std::thread::scope(|scope| {
+        for words in asked {
+            let (stuck, other) = (&stuck, &other);
+            scope.spawn(move || {
+                let (code, said) = stuck.refused(words);
+                assert!(code == 1 && said.contains(&format!("pool '{}' does not answer", stuck.name)), "{words:?}: {said}");
+                assert!(said.contains(&format!("{} ", other.name)), "{words:?}: {said}");
+            });
+        }
+        scope.spawn(|| assert!(!stuck.refused(&["pool", "status", "-x"]).1.contains("healthy")));
+    });
     kill(process, Signal::CONT);
     assert_eq!(stuck.health(), "ONLINE");
 }

@@ -152,8 +152,12 @@ fn both(steps: &str) -> (Vec<Step>, Vec<Step>) {
     }
     let nothing = place.path().join("none");
     fs::create_dir(&nothing).unwrap();
-    let theirs = side("zfs-fuse", &nothing, &place.path().join("theirs"), steps);
-    let ours = side("nacre", &names, &place.path().join("ours"), steps);
+    // Side by side: the one waits for its figures most of the time.
+    let (theirs, ours) = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| side("zfs-fuse", &nothing, &place.path().join("theirs"), steps));
+        let ours = side("nacre", &names, &place.path().join("ours"), steps);
+        (theirs.join().unwrap(), ours)
+    });
     mounting::clear(place.path());
     assert_eq!(theirs.len(), ours.len());
     assert!(theirs.iter().zip(&ours).all(|(theirs, ours)| theirs.line == ours.line));
