@@ -199,6 +199,7 @@ pub(crate) fn run<C: CacheControl>(changes: &Receiver<Invalidation>, control: &C
 }
 
 /// Takes back the attributes of files that were written to; answers when to come back.
+#[expect(clippy::disallowed_methods, reason = "attributes are taken back after a while")]
 fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Shared) -> Option<Instant> {
     match due {
         Some(due) if due > Instant::now() => Some(due),
@@ -213,6 +214,7 @@ fn written(due: Option<Instant>, control: &impl CacheControl, shared: &Shared) -
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
 fn next<M>(
     changes: &Receiver<Invalidation>,
     repeats: &VecDeque<Repeat<M>>,
@@ -310,6 +312,7 @@ fn enqueue<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, batch: Ba
     repeats.push_back(Repeat { moment: control.now(), due: None, everything, all_names, files, names });
 }
 
+#[expect(clippy::disallowed_methods, reason = "what was told is told again after a while")]
 fn repeat_due<C: CacheControl>(repeats: &mut VecDeque<Repeat<C::Moment>>, control: &C, shared: &Shared) {
     let now = Instant::now();
     for repeat in repeats.iter_mut().filter(|repeat| repeat.due.is_none()) {

@@ -12,6 +12,7 @@
 //!              resync.rs                                            own thread, tells the kernel of sizes and times where it collects writes
 //! ```
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod collecting;
 mod door;

@@ -42,6 +42,7 @@ impl<M> Default for Resting<M> {
 
 impl<M> Resting<M> {
     /// So many changes have been reported.
+    #[expect(clippy::disallowed_methods, reason = "for how long reports are in vain, and in how small pieces the rest is prepared")]
     pub fn heard<C: CacheControl<Moment = M>>(&mut self, changes: u64, control: &C, inodes: &Inodes) {
         self.heard += changes;
         if self.never || changes == 0 {

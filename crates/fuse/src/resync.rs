@@ -256,6 +256,7 @@ impl Door {
 }
 
 /// The body of the thread.
+#[expect(clippy::disallowed_methods, reason = "files are gathered for a moment")]
 pub(crate) fn run(jobs: &Receiver<Job>, door: &Door) {
     let mut gathered = BTreeSet::new();
     let mut due = None;

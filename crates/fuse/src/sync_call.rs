@@ -126,6 +126,7 @@ struct Shared {
 
 impl Shared {
     /// Somebody has called sync(2) and waits.
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
     fn heard(&self) -> Result<(), Errno> {
         let until = Instant::now() + PATIENCE;
         let mut state = self.state.lock();

@@ -15,6 +15,8 @@
 //! ```
 //! `examples/hello.rs` is a whole file system.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("FUSE's kernel protocol is Linux' own");
 
@@ -24,6 +26,8 @@ mod backing;
 mod connection;
 mod counters;
 mod errno;
+#[doc(hidden)]
+pub mod fuzz;
 mod handler;
 mod mount;
 mod notify;

@@ -28,6 +28,11 @@ use crate::apart::apart;
 pub use table::Identity;
 use table::{Seen, Table};
 
+/// For the fuzzer.
+pub(crate) fn see_all(table: &[u8]) {
+    Table::see_all(table);
+}
+
 /// How to mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
@@ -428,6 +433,7 @@ const PAUSES: [u64; 5] = [10, 20, 40, 80, 160];
 
 /// Tries again for a moment while the mount is busy. A mount that nobody uses is busy for microseconds whenever somebody walks over it, reads the
 /// table of mounts or copies the mount namespace, as each fusermount3 does that unmounts something else.
+#[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a mount is not busy any more")]
 fn patiently(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for pause in PAUSES {
         match unmount() {

@@ -20,6 +20,7 @@ pub trait Clock: Send + Sync {
 pub struct SystemClock(Instant);
 
 impl Default for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the clock that is passed in elsewhere")]
     fn default() -> SystemClock {
         SystemClock(Instant::now())
     }

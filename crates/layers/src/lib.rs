@@ -3,6 +3,7 @@
 //!
 //! Callers: the command line and tests. Nothing here knows a wire protocol.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod accounts;
 pub mod cage;
@@ -21,6 +22,7 @@ pub mod shift;
 pub mod size;
 pub mod spec;
 pub mod stack;
+mod sync;
 pub mod system;
 pub mod throttle;
 pub mod trace;

@@ -57,6 +57,7 @@ impl Default for Mem {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the clock of a tree that was given none")]
 fn system_time() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time { sec: i64::try_from(since.as_secs()).unwrap_or(i64::MAX), nsec: since.subsec_nanos() }

@@ -75,11 +75,12 @@ pub trait Storage: Frames {
     /// A frame that the store does not know, or that is free already: the catalog is damaged.
     fn free(&self, dead: &Dead, txg: Txg) -> Result<(), PoolError>;
 
-    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log begins.
+    /// Makes everything up to `txg` durable, with the catalog's root and where a replay of the log begins. `time` is for people who list the
+    /// roots that are kept.
     ///
     /// # Errors
     /// A device that fails; the store is suspended then.
-    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start) -> Result<(), PoolError>;
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start, time: u64) -> Result<(), PoolError>;
 
     /// The durable state that the pool was opened from could be read: where later ones are given up for it, this is the moment.
     ///
@@ -109,10 +110,12 @@ pub trait Storage: Frames {
     }
 
     /// File systems in which names are the same though their bytes differ are about to be made: from now on who does not know of them keeps away.
+    /// `time` is when.
     ///
     /// # Errors
     /// A device that fails.
-    fn allow_folding(&self) -> Result<(), PoolError> {
+    fn allow_folding(&self, time: u64) -> Result<(), PoolError> {
+        let _ = time;
         Ok(())
     }
 

@@ -15,7 +15,7 @@
 //! - A frame is never changed in place. What a durable root reaches is not written over until [`Txg`]s later it is reached by no root kept.
 //! - A pointer names a segment and a frame, never a place: frames move without a change of any tree.
 //! - Every byte read from a device is checked before it is believed; damage is an error that names the frame, never data and never a panic.
-//! - Clock and randomness are passed in.
+//! - The time of day and randomness are passed in; how long a wait lasts is asked in one place (`patience`).
 //!
 //! A pool in memory (give it a [`device::FileDevice`] for one that stays), a file in it, and a snapshot of that:
 //!
@@ -67,6 +67,7 @@
 //! ```
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
 pub mod cache;
@@ -84,6 +85,7 @@ pub mod label;
 pub mod log;
 pub mod names;
 pub mod packing;
+mod patience;
 pub mod pointer;
 pub mod properties;
 pub mod rows;

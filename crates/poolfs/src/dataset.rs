@@ -11,6 +11,7 @@ mod control;
 mod file;
 mod gathering;
 mod numbers;
+mod passage;
 mod promises;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -2,6 +2,10 @@
 //!
 //! Made by who has imported the pool. Nothing here knows a mount or a wire protocol.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 pub mod dataset;
 pub mod family;
+// The same locks as in `layers`: whether they are the real ones or loom's depends on how the crate that uses them is built.
+#[path = "../../layers/src/sync.rs"]
+mod sync;

@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/libraries.rs"]
+mod libraries;
+
 const SOFT_LINES: usize = 600;
 const HARD_LINES: usize = 1000;
 
@@ -31,6 +34,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("nacre-admin", &["nacre-pool"], &[]),
     ("nacre-bench", &[], &[]),
     ("nacre-copy", &["nacre-sys"], &[]),
+    ("nacre-fuzz", &["nacre-vfs", "nacre-layers", "nacre-union", "nacre-pool", "fusewire"], &[]),
     ("nacre-testkit", &["nacre-vfs"], &[]),
     (
         "nacre-cli",

@@ -141,6 +141,7 @@ impl Control {
     ///
     /// # Errors
     /// EINVAL where less than two file systems take new files; what the storage says to the question how full it is.
+    #[expect(clippy::disallowed_methods, reason = "how often the branches are looked at")]
     pub fn balance_branches(
         &self,
         rules: &BalanceRules,
@@ -201,6 +202,7 @@ impl Balance<'_> {
         (spread.max(0.0) * 10_000.0).ceil() as u32
     }
 
+    #[expect(clippy::disallowed_methods, reason = "how often the branches are looked at")]
     fn run(&mut self) -> Result<()> {
         while !self.report.stopped {
             if self.looked.elapsed() > FRESH {
@@ -336,6 +338,7 @@ impl Balance<'_> {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
+    #[expect(clippy::disallowed_methods, reason = "doors close files, and others change the branches: neither tells when it is done")]
     fn carry(&mut self, node: &Arc<UnionNode>, to: &Arc<Branch>, path: &[u8]) -> std::result::Result<u64, Stay> {
         tracing::debug!(path = %path.escape_ascii(), to = %to.name.display(), "moving");
         let mut attempt = 1;

@@ -325,6 +325,7 @@ impl Shared {
     }
 
     /// Waits until no open file is of this kind, for a moment: doors may hold files that nobody has open any more, and are asked to close them.
+    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn wait_for_closing(&self, kind: impl Fn(&UnionFile) -> bool) -> Result<(), Vec<Arc<UnionNode>>> {
         let start = Instant::now();
         let mut told = false;
@@ -345,6 +346,7 @@ impl Shared {
     }
 
     /// Waits for a moment in which no operation is under way, and keeps it.
+    #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again, with an end")]
     pub(crate) fn alone(&self) -> Result<RwLockWriteGuard<'_, ()>, ChangeError> {
         let start = Instant::now();
         self.wanted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

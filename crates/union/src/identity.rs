@@ -45,6 +45,7 @@ struct FileSystem {
 pub(crate) type Written = (u64, u64, u64);
 
 impl Default for Identities {
+    #[expect(clippy::disallowed_methods, reason = "marks that no other mount has; nothing has to be guessed")]
     fn default() -> Identities {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let nonce = mix(u64::try_from(now & u128::from(u64::MAX)).unwrap_or_default() ^ u64::from(std::process::id()) << 32);

@@ -16,6 +16,7 @@
 //! * `branch.rs` is the grammar of branches, `options.rs` that of `-o` words, `policy.rs` decides where things go: all are pure;
 //!   `explain.rs` says what it would decide, and why.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing))]
 
 mod attributes;

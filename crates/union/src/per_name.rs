@@ -233,6 +233,7 @@ impl PerName {
     }
 
     /// Whether a file with these attributes is to be shown as a link.
+    #[expect(clippy::disallowed_methods, reason = "the age of a file, whose times are those of the system")]
     fn is_settled(&self, place: &Place, file: &UnionNode, attr: &Attr) -> bool {
         let Some(age) = self.shared().options.symlinkify else { return false };
         if attr.kind != Kind::File || attr.mode & WRITE != 0 {

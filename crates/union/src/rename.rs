@@ -106,6 +106,7 @@ impl Shared {
 
     /// Copies a file to a branch from which it can have the new name. One that is open on a writable branch has to stay there; doors hold files
     /// open for a moment that nobody has open any more, and are asked to close them. No lock is held.
+    #[expect(clippy::disallowed_methods, reason = "doors close files, and tell nobody when it is done")]
     fn raise_file(self: &Arc<Shared>, node: &Arc<UnionNode>, most: usize) -> Result<()> {
         match self.copy_up(node, most, u64::MAX) {
             Err(Errno::EXDEV) => {}

@@ -75,13 +75,13 @@ impl TierRules {
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), ParseError> {
         match name {
             "high" => {
-                self.high = percent(value)?;
+                self.high = percent(value, 1)?;
                 // What nobody has chosen does not contradict.
                 if self.low == LOW && self.low >= self.high {
                     self.low = self.high.saturating_sub(10);
                 }
             }
-            "low" => self.low = percent(value)?,
+            "low" => self.low = percent(value, 0)?,
             "age" => self.age = Some(duration(value)?),
             "heat" => {
                 self.heat = Some(value.parse().ok().filter(|heat| *heat > 0).ok_or_else(|| bad(value, "a number of opens, as in heat=4"))?)
@@ -120,9 +120,9 @@ fn bad(value: &str, what: &str) -> ParseError {
     ParseError::new(format!("\"{}\" is not {what}", value.escape_debug()))
 }
 
-fn percent(text: &str) -> Result<u8, ParseError> {
-    let number = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|number| (1..=100).contains(number));
-    number.ok_or_else(|| bad(text, "a percentage from 1 to 100"))
+fn percent(text: &str, least: u8) -> Result<u8, ParseError> {
+    let number = text.strip_suffix('%').unwrap_or(text).parse().ok().filter(|number| (least..=100).contains(number));
+    number.ok_or_else(|| bad(text, &format!("a percentage from {least} to 100")))
 }
 
 /// Seconds, or a number with s, m, h, d or w.

@@ -59,6 +59,7 @@ impl Reported {
 }
 
 impl Default for Unheard {
+    #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
     fn default() -> Unheard {
         let reports = Reports { turned: Instant::now(), recent: Reported::default(), before: Reported::default() };
         Unheard { any: AtomicBool::new(false), reports: Mutex::new(reports) }
@@ -108,6 +109,7 @@ impl Reports {
 
 impl Shared {
     /// A file has become known. Called when the tables have it: from then on its notices find it.
+    #[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
     pub(crate) fn tell_unheard(&self, node: &UnionNode) {
         if !self.unheard.any.load(Ordering::SeqCst) {
             return;
@@ -163,6 +165,7 @@ pub(crate) fn watch(shared: &Arc<Shared>, branch: &Arc<Branch>, out: &Sender<Inv
 }
 
 /// A notice of a branch as the union tells it, and what follows from it.
+#[expect(clippy::disallowed_methods, reason = "how long a report is remembered")]
 fn translate(shared: &Weak<Shared>, branch: &Weak<Branch>, notice: Invalidation) -> Option<(Invalidation, Vec<Invalidation>)> {
     let (shared, branch) = (shared.upgrade()?, branch.upgrade()?);
     let find = |id: FileId| shared.nodes.by_part(branch.slot, id).map(|node| node.id);

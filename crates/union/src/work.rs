@@ -77,6 +77,7 @@ impl Work {
     ///
     /// # Errors
     /// EROFS where the branch cannot be written, EEXIST where another file has the name, and what the storage says.
+    #[expect(clippy::disallowed_methods, reason = "names that no earlier run has given")]
     pub(crate) fn open(layer: &dyn Layer, home: Home<'_>) -> Result<Work> {
         let directory = make(layer, home.directory(), home.name(WORK, WORK_APART))?;
         listing::purge(layer, &directory)?;

@@ -3,6 +3,7 @@
 //! Calls go down through [`Layer`], values come back up. The only upward path is the [`Invalidation`] channel, which carries data.
 //! A lower crate never names a higher one; this crate names none at all.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
 
 mod attr;
 mod caller;

@@ -36,6 +36,7 @@ pub(crate) struct Cached(Mutex<Option<(Instant, u64)>>);
 
 impl Cached {
     /// The most that is held back while `files` files are open for collected writes.
+    #[expect(clippy::disallowed_methods, reason = "how long a figure of the kernel is believed")]
     pub fn most_held(&self, device: u64, files: usize) -> u64 {
         let now = Instant::now();
         let mut cached = self.0.lock();

@@ -63,6 +63,7 @@ pub(crate) fn writes(tid: u32) -> Option<Option<u64>> {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when a thread goes on")]
 fn doing(tid: u32) -> Doing {
     if tid == 0 {
         return Doing::Unknown;

@@ -27,6 +27,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(5);
 
 impl Collecting {
+    #[expect(clippy::disallowed_methods, reason = "a writer in the kernel tells nobody when he has the lock")]
     pub(super) fn settle_all(&self) -> Result<()> {
         let _one = self.settling.lock();
         self.settle_each()?;

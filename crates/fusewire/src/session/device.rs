@@ -89,6 +89,7 @@ struct Thread {
 }
 
 impl Thread {
+    #[expect(clippy::disallowed_methods, reason = "lets what wants no reply gather")]
     fn serve(&mut self) -> io::Result<()> {
         let lazy = !self.shared.rings.is_empty();
         while !self.shared.is_stopping() {

@@ -326,6 +326,7 @@ impl Shared {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a signal is sent again until it has met its thread in a call")]
     fn wake_loop(mut shared: Arc<Self>) {
         sys::mask_signals();
         loop {

@@ -168,6 +168,7 @@ impl Background {
     }
 
     /// We are about to change this name.
+    #[expect(clippy::disallowed_methods, reason = "how long a name is remembered; nothing else depends on it")]
     pub(super) fn own_name(&self, name: Name<'_>) {
         if let Some(names) = &mut *self.own_names.lock() {
             if names.len() >= OWN_NAMES {
@@ -183,6 +184,7 @@ impl Background {
     }
 
     /// We are about to change this file in a way that the books do not notice.
+    #[expect(clippy::disallowed_methods, reason = "how long a number is remembered; nothing else depends on it")]
     pub(super) fn own_id(&self, id: impl FnOnce() -> nacre_vfs::Result<FileId>) {
         if let Some(ids) = &mut *self.own_ids.lock()
             && let Ok(id) = id()
@@ -299,6 +301,7 @@ fn save(shared: &Shared) {
 impl Shared {
     /// Holds off whatever makes names. Whoever makes one may be waiting for a door to settle meanwhile, and those who come after a waiting
     /// writer wait, too: so it is tried for short times only, lest all who serve the door come to wait here.
+    #[expect(clippy::disallowed_methods, reason = "a lock that nobody may queue for is tried again")]
     fn nothing_made(&self) -> RwLockWriteGuard<'_, ()> {
         let mut patience = PATIENCE_LEAST;
         loop {
@@ -517,6 +520,7 @@ pub(super) fn collect(shared: &Arc<Shared>, door: &Arc<dyn Collector>) -> bool {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "stragglers tell nobody when they have gone by")]
 fn settle(shared: &Weak<Shared>, collecting: &Collecting) {
     while collecting.wait_unsettled(SETTLE_AGAIN) {
         // A call that has asked whether it may, but not begun to copy, is seen by nobody: it is given time to begin, and waited for again.

@@ -10,15 +10,10 @@
 //! Invariant: the phase changes, and bytes are taken while a door collects, under [`Collecting::gate`] only; the recall is made under it as
 //! well, so that nobody's write is answered between the decision and the recall. The gate comes after a file's lock and before the ledger's.
 
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use nacre_vfs::Collector;
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 /// See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,5 +223,87 @@ impl Collecting {
 
     fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// Every order of threads, tried by loom: `RUSTFLAGS="--cfg nacre_model" cargo test -p nacre-layers --lib model`.
+#[cfg(all(test, nacre_model))]
+mod model {
+    use super::*;
+    use loom::{sync::Arc as Shared, thread};
+
+    /// A door that holds back what is written unannounced, until it is made to pass it on.
+    #[derive(Default)]
+    struct Door {
+        recalled: AtomicBool,
+    }
+
+    impl Collector for Door {
+        fn most_held(&self, files: usize) -> u64 {
+            files as u64 * 100
+        }
+
+        fn lets_in(&self) {}
+
+        fn recall(&self) {
+            self.recalled.store(true, Ordering::Release);
+        }
+
+        fn settle(&self) -> nacre_vfs::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn collecting() -> (Shared<Collecting>, Arc<Door>) {
+        let door = Arc::new(Door::default());
+        let collecting = Collecting::new(Arc::clone(&door) as Arc<dyn Collector>);
+        assert!(collecting.admit(1000), "there is room");
+        (Shared::new(collecting), door)
+    }
+
+    /// Nobody waits for ever: neither who settles for something to settle, nor a writer for what settles, nor anybody at the end.
+    #[test]
+    fn whoever_waits_is_woken() {
+        loom::model(|| {
+            let (collecting, door) = collecting();
+            let settling = Shared::clone(&collecting);
+            let settler = thread::spawn(move || {
+                while settling.wait_unsettled(LOOK) {
+                    settling.settled(true);
+                }
+            });
+            collecting.recall(&collecting.gate());
+            assert!(door.recalled.load(Ordering::Acquire));
+            collecting.wait_settled(LOOK);
+            assert_eq!((collecting.phase(), collecting.held()), (Phase::Settled, 0));
+            collecting.stop();
+            settler.join().unwrap();
+        });
+    }
+
+    /// One who finds room again and one who finds too little of it, at the same time: a write that need not be announced is never so after a recall that
+    /// nothing has ended.
+    #[test]
+    fn what_is_recalled_is_not_given_away_by_another() {
+        loom::model(|| {
+            let (collecting, _) = collecting();
+            collecting.recall(&collecting.gate());
+            collecting.settled(true);
+            let roomy = Shared::clone(&collecting);
+            let writer = thread::spawn(move || roomy.unannounced(1000));
+            let unsettled = Shared::clone(&collecting);
+            let doubter = thread::spawn(move || unsettled.unsettle());
+            {
+                let gate = collecting.gate();
+                collecting.recall(&gate);
+                // Under the gate nothing gives it back, whoever asks.
+                let phase = collecting.phase();
+                assert_ne!(phase, Phase::Free);
+                assert!(!collecting.unannounced(1000));
+                assert_eq!(collecting.phase(), phase);
+            }
+            writer.join().unwrap();
+            doubter.join().unwrap();
+        });
     }
 }

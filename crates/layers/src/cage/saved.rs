@@ -13,6 +13,8 @@
 
 mod files;
 mod format;
+#[doc(hidden)]
+pub mod fuzz;
 mod replay;
 #[cfg(test)]
 mod tests;
@@ -273,6 +275,7 @@ impl Saved {
         self.begin(sums, exact, false)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "for people who read the checkpoint; nothing depends on it")]
     fn begin(&self, sums: &Sums, exact: bool, clean: bool) -> Result<Pending<'_>, SavedError> {
         let mut log = self.log.write();
         let generation = self.generation() + 1;

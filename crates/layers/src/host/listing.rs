@@ -125,6 +125,7 @@ impl Listings {
     }
 
     /// Leaves a stream for the next call, unless another listing has begun since `take` said `begun`.
+    #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     fn keep(&self, node: &Arc<HostNode>, begun: u64, stream: Stream) {
         let kept = Kept { node: Arc::clone(node), since: Instant::now(), stream };
         let _oldest = {
@@ -263,6 +264,7 @@ impl Shared {
     }
 
     /// Hands out records until the sink is full (true) or the directory ends (false).
+    #[expect(clippy::disallowed_methods, reason = "measures how long entries take")]
     fn list(&self, node: &Arc<HostNode>, stream: &mut Stream, attributes: bool, sink: &mut dyn DirSink) -> Result<bool> {
         let mut counted = self.listings.is_counted(node.device());
         let (since, mut entries) = (Instant::now(), 0);

@@ -270,6 +270,21 @@ fn union() -> impl Strategy<Value = LayerSpec> {
     })
 }
 
+/// Each is read by a call within a call: what nests without end must not end the process that reads it.
+#[test]
+fn stacks_within_stacks_have_a_limit() {
+    let nested = |deep: usize| format!("union:{}{{mem}}{}", "{union:".repeat(deep), "}".repeat(deep));
+    let deepest = line(&nested(7));
+    assert_eq!(line(&deepest.to_line()), deepest);
+    for deep in [8, 10_000] {
+        let error = refusal(&nested(deep));
+        assert!(error.contains("nested more than 8 deep"), "{error}");
+        assert!(BranchSpec::parse(format!("{{{}}}", nested(deep)).as_bytes(), nacre_union::BranchMode::ro()).is_err());
+    }
+    // What was refused leaves nothing behind.
+    assert_eq!(line(&nested(7)), deepest);
+}
+
 fn filter() -> impl Strategy<Value = LayerSpec> {
     prop_oneof![
         remaps().prop_map(|remap| LayerSpec::Remap(Box::new(remap))),

@@ -7,6 +7,7 @@ use super::{HostSpec, LayerSpec, SpecError, StackSpec, UnionSpec, field::Field};
 use nacre_union::{BRANCHES_MAX, BranchMode, UnionOptions, Words, escape_path, parse_one};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
 use std::{
+    cell::Cell,
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
@@ -28,6 +29,26 @@ pub struct BranchSpec {
     pub source: BranchSource,
     /// What may be done with it.
     pub mode: BranchMode,
+}
+
+/// So deep are stacks within branches of stacks. Each is read by a call within a call, and written with twice as many backslashes as the one around it.
+const NESTED_MOST: usize = 8;
+
+thread_local! {
+    /// In how many stacks this thread is reading another.
+    static NESTED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Reads a stack within a stack.
+fn within<R>(read: impl FnOnce() -> R) -> Result<R, String> {
+    let outside = NESTED.get();
+    if outside == NESTED_MOST {
+        return Err(format!("stacks are nested more than {NESTED_MOST} deep; mount some of them by themselves"));
+    }
+    NESTED.set(outside + 1);
+    let answer = read();
+    NESTED.set(outside);
+    Ok(answer)
 }
 
 impl BranchSpec {
@@ -52,7 +73,7 @@ impl BranchSpec {
             [b'=', mode @ ..] => BranchMode::parse(&String::from_utf8_lossy(mode)).map_err(|error| error.to_string())?,
             _ => return Err("behind the } of a stack, only =ATTRIBUTES may follow".to_owned()),
         };
-        let stack = StackSpec::from_line(line).map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
+        let stack = within(|| StackSpec::from_line(line))?.map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
         Ok(BranchSpec { source: BranchSource::Stack(stack), mode })
     }
 

@@ -139,6 +139,7 @@ fn claimed<'a>(branch: &'a BranchSpec, mode: &BranchMode) -> Option<Claimed<'a>>
 
 /// Sees to it that only one union writes to a directory: the second one would clear away what the first is building there. The mark is
 /// a lock on the union's own directory, which nobody else may open; it goes with the process.
+#[expect(clippy::disallowed_methods, reason = "another process has the lock, and no call waits for it with an end")]
 fn claim(Claimed { branch, place, attempts }: Claimed<'_>, warnings: &mut Vec<String>) -> Result<Option<OwnedFd>, BranchError> {
     match rustix::fs::mkdir(&place, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}

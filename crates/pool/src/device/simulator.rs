@@ -168,7 +168,7 @@ impl Simulator {
     fn wait(&self) {
         let latency = self.state.lock().latency;
         if !latency.is_zero() {
-            std::thread::sleep(latency);
+            crate::patience::sleep(latency);
         }
     }
 

@@ -14,6 +14,7 @@ use crate::deadlist::{Dead, Fate, killed};
 use crate::error::PoolError;
 use crate::files::Stored;
 use crate::frames::Packing;
+use crate::patience;
 use crate::pointer::{ChecksumKind, Txg};
 use crate::space::Change;
 use crate::tree::{Context, commit::Form};
@@ -89,6 +90,11 @@ impl Pool {
         }
     }
 
+    /// The clock's whole seconds since 1970.
+    pub(super) fn seconds(&self) -> u64 {
+        (self.clock)().seconds.try_into().unwrap_or(0)
+    }
+
     /// Waits until the clock shows another time. It moves once a tick, as the kernel's does that files have times from; what has changed since a snapshot is
     /// told by times.
     fn await_tick(&self) {
@@ -99,7 +105,7 @@ impl Pool {
             if (self.clock)() != then {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            patience::sleep(std::time::Duration::from_millis(1));
         }
     }
 
@@ -159,7 +165,7 @@ impl Pool {
             self.free(&Dead::of(pointer, false), txg)?;
         }
         let start = log.map_or_else(Default::default, |log| log.start_after(txg));
-        self.storage.commit(txg, written.root, start)?;
+        self.storage.commit(txg, written.root, start, self.seconds())?;
         self.committed.store(txg.0, Ordering::Release);
         self.desk.measure();
         if let (Some(log), Some(last)) = (log, last) {

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use super::{Pool, Work, as_pool_error};
 use crate::error::PoolError;
 use crate::files::{Table, Throttle, Woken};
+use crate::patience;
 
 /// How the engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +152,7 @@ impl Pool {
                 wide = false;
                 self.share_memory(pace, cache.saturating_sub(pace.begin).max(cache / 2));
             }
-            last = Some(Instant::now());
+            last = Some(patience::now());
             match self.commit_if_changed() {
                 Ok(more) => {
                     if more == Work::More {
@@ -193,7 +194,7 @@ impl Pool {
         let stopped = |throttle: &Throttle| throttle.is_stopped();
         let mut told = None;
         while !stopped(&self.throttle) {
-            let began = Instant::now();
+            let began = patience::now();
             let more = match self.chore() {
                 Ok(more) => {
                     told = None;

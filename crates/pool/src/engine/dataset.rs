@@ -58,7 +58,7 @@ impl Dataset {
     /// A dataset with an empty root directory.
     pub(super) fn format(pool: &Pool, id: u64, folding: Folding) -> Result<Self, PoolError> {
         if !folding.is_exact() {
-            pool.storage.allow_folding()?;
+            pool.storage.allow_folding(pool.seconds())?;
         }
         let names = (pool.storage.hashing(), folding, (pool.entropy)());
         let files = Files::format(Self::ground(pool, id), Self::table(pool, id, None), names, *pool.owner.lock())?;

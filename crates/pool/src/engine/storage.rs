@@ -1,7 +1,5 @@
 //! The store as the engine's storage.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use super::{Storage, Work};
 use crate::deadlist::Dead;
 use crate::error::PoolError;
@@ -17,9 +15,7 @@ impl Storage for Store {
         Ok(())
     }
 
-    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: Start) -> Result<(), PoolError> {
-        // For people who list the roots that are kept; nothing depends on it.
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: Start, time: u64) -> Result<(), PoolError> {
         self.commit(&Commit { txg, catalog, upper: &[], log_start: log.into(), time })
     }
 
@@ -48,8 +44,8 @@ impl Storage for Store {
         if self.is_near() { Hashing::Near } else { Hashing::Whole }
     }
 
-    fn allow_folding(&self) -> Result<(), PoolError> {
-        self.allow_folding()
+    fn allow_folding(&self, time: u64) -> Result<(), PoolError> {
+        self.allow_folding(time)
     }
 
     fn tend(&self, budget: u64) -> Result<Work, PoolError> {

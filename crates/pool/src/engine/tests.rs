@@ -90,7 +90,7 @@ impl Storage for MapStorage {
         Ok(())
     }
 
-    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start) -> Result<(), PoolError> {
+    fn commit(&self, txg: Txg, catalog: Option<Pointer>, log: log::Start, _: u64) -> Result<(), PoolError> {
         let mut state = self.state.lock();
         (state.durable, state.log) = ((txg, catalog), log);
         for name in std::mem::take(&mut state.freed) {

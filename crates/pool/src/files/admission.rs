@@ -6,10 +6,11 @@
 //! Invariant: whoever is refused has changed nothing; a shortage that a commit may end is met with one before it is told.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{FileError, Files, Result, Table};
 use crate::error::{Damage, PoolError};
+use crate::patience;
 use crate::pointer::{Pointer, Txg};
 use crate::rows::{Inode as Row, OwnerKind, OwnerUse, keys};
 use crate::space::{OwnerQuota, OwnerQuotas, Purpose};
@@ -209,9 +210,9 @@ impl<T: Table> Files<T> {
         if !short || !self.lost_name.lock().is_some_and(|since| since.elapsed() < CLOSING) {
             return outcome;
         }
-        let until = Instant::now() + CLOSING;
-        while !self.known.has_let_go() && Instant::now() < until {
-            std::thread::sleep(CLOSING_STEP);
+        let until = patience::now() + CLOSING;
+        while !self.known.has_let_go() && patience::now() < until {
+            patience::sleep(CLOSING_STEP);
         }
         // Once: others may go on removing what helps nobody here.
         self.relieved(admit, &operation)
@@ -219,7 +220,7 @@ impl<T: Table> Files<T> {
 
     /// A file has lost its last name.
     pub(super) fn note_last_name(&self) {
-        *self.lost_name.lock() = Some(Instant::now());
+        *self.lost_name.lock() = Some(patience::now());
     }
 
     fn relieved<R>(&self, admit: Admit, operation: &impl Fn() -> Result<R>) -> Result<R> {

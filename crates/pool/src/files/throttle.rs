@@ -8,11 +8,12 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::PoolError;
+use crate::patience;
 
 /// The sum of what waits in memory for a commit.
 #[derive(Debug)]
@@ -173,14 +174,14 @@ impl Throttle {
 
     /// Waits so long, or until the committer ends.
     pub fn pause(&self, time: Duration) {
-        let until = Instant::now() + time;
+        let until = patience::now() + time;
         let mut state = self.state.lock();
         while !state.stop && !self.work.wait_until(&mut state, until).timed_out() {}
     }
 
     /// Waits until a commit is due or the time is over.
     pub fn wait(&self, time: Duration) -> Woken {
-        let until = Instant::now() + time;
+        let until = patience::now() + time;
         let mut state = self.state.lock();
         loop {
             if state.stop {

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
@@ -66,15 +65,14 @@ impl Store {
     }
 
     /// Before the first file system is made in which names are the same though their bytes differ: programs that do not know of such cannot import the pool
-    /// any more.
+    /// any more. `time` is now, seconds since 1970.
     ///
     /// # Errors
     /// [`PoolError::Suspended`] if labels cannot be written.
-    pub fn allow_folding(&self) -> Result<()> {
+    pub fn allow_folding(&self, time: u64) -> Result<()> {
         if self.is_folding() {
             return Ok(());
         }
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         self.relabel(time.max(self.identity().time), |identity| identity.incompatible |= Identity::FOLDED)
     }
 

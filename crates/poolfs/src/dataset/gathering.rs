@@ -232,6 +232,7 @@ impl Gathering {
     }
 
     /// Has everything passed on that any door holds back. By whom the lock of announcements is held.
+    #[expect(clippy::disallowed_methods, reason = "tells promises from before the settling from later ones")]
     fn settle(&self) -> Result<()> {
         let begun = Instant::now();
         for member in self.members() {
@@ -247,6 +248,7 @@ impl Gathering {
     }
 
     /// The same in a thread of its own after a while, for whom a settling would have to wait.
+    #[expect(clippy::disallowed_methods, reason = "a thread of its own that has to wait, and for nothing")]
     fn settle_soon(self: &Arc<Self>, after: Duration) {
         if self.settling.swap(true, Ordering::AcqRel) {
             return;
@@ -377,6 +379,7 @@ impl Member {
         self.stopped.load(Ordering::Acquire)
     }
 
+    #[expect(clippy::disallowed_methods, reason = "the end of a wait for a condition")]
     fn wait(&self, most: Duration) {
         let until = Instant::now() + most;
         let mut stops = self.stops.lock();
@@ -388,6 +391,7 @@ impl Member {
     }
 
     /// See [`Collected::announce`].
+    #[expect(clippy::disallowed_methods, reason = "the age of a promise; and writes under way get time to arrive, which nothing tells")]
     fn announce(&self, placed: &Placed, length: Option<u64>) -> Result<()> {
         let bytes = length.unwrap_or(UNKNOWN);
         if bytes == 0 {

@@ -18,6 +18,7 @@ struct Complaints {
 }
 
 impl Complaints {
+    #[expect(clippy::disallowed_methods, reason = "how often the same is logged")]
     fn tell(&self, error: &PoolError) {
         if self.is_due(Instant::now()) {
             let more = self.more.swap(0, Ordering::Relaxed);

@@ -4,7 +4,9 @@
 //! tar do). The upper bits say which tree.
 
 use super::file::LockTable;
+use super::passage::Passage;
 use super::translate::errno;
+use crate::sync::RwLockReadGuard;
 use arc_swap::ArcSwap;
 use nacre_layers::ends::Ends;
 use nacre_pool::Txg;
@@ -12,10 +14,9 @@ use nacre_pool::engine::{Dataset as Files, Pool, TreeTable};
 use nacre_pool::files::Inode;
 use nacre_pool::properties::SyncMode;
 use nacre_vfs::{Errno, Node, Result};
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering},
+    atomic::{AtomicU32, AtomicUsize, Ordering},
 };
 
 /// The files of one tree, as the engine has them.
@@ -58,34 +59,14 @@ pub(super) struct Volume {
     pub(super) ends: Ends,
     /// Open files.
     pub(super) open: AtomicUsize,
-    /// One of [`LIVE`], [`PAUSED`], [`ENDED`].
-    state: AtomicU8,
-    /// Held for reading while content is changed.
-    changing: RwLock<()>,
-    turn: (Mutex<()>, Condvar),
+    passage: Passage,
 }
-
-const LIVE: u8 = 0;
-/// Whoever wants something of it waits: the files may be others in a moment.
-const PAUSED: u8 = 1;
-/// Nothing of it is read any more: the snapshot is being destroyed, the file system goes, or it was rolled back.
-const ENDED: u8 = 2;
 
 impl Volume {
     /// The dataset as it is, or a snapshot whose tree has this number.
     pub(super) fn new(files: Arc<Files>, snapshot: Option<(String, Txg)>, tree: u64) -> Volume {
         let ends = Ends::new(files.files().next_sequence());
-        Volume {
-            files,
-            snapshot,
-            tree,
-            ends,
-            locks: LockTable::default(),
-            open: AtomicUsize::new(0),
-            state: AtomicU8::new(LIVE),
-            changing: RwLock::new(()),
-            turn: (Mutex::new(()), Condvar::new()),
-        }
+        Volume { files, snapshot, tree, ends, locks: LockTable::default(), open: AtomicUsize::new(0), passage: Passage::new() }
     }
 
     /// The content of a file has changed: with `sync=always` that is durable before it is answered.
@@ -123,50 +104,27 @@ impl Volume {
 
     /// Nothing of it is read any more.
     pub(super) fn end(&self) {
-        self.set(ENDED);
+        self.passage.end();
     }
 
     /// Makes whoever begins something wait until [`Volume::resume`] or [`Volume::end`]; changes of content that are under way are waited for.
     pub(super) fn pause(&self) {
-        self.set(PAUSED);
-        drop(self.changing.write());
+        self.passage.pause();
     }
 
     /// Everything goes on.
     pub(super) fn resume(&self) {
-        self.set(LIVE);
-    }
-
-    fn set(&self, state: u8) {
-        let _turn = self.turn.0.lock();
-        self.state.store(state, Ordering::Release);
-        self.turn.1.notify_all();
+        self.passage.resume();
     }
 
     /// Whether it can be used; ESTALE where not any more.
     pub(super) fn usable(&self) -> Result<()> {
-        if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { self.outcome() }
-    }
-
-    #[cold]
-    fn outcome(&self) -> Result<()> {
-        let mut turn = self.turn.0.lock();
-        while self.state.load(Ordering::Acquire) == PAUSED {
-            self.turn.1.wait(&mut turn);
-        }
-        if self.state.load(Ordering::Acquire) == LIVE { Ok(()) } else { Err(Errno::ESTALE) }
+        self.passage.usable()
     }
 
     /// Begins a change of content: the files do not become others before it has ended.
     pub(super) fn enter(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        loop {
-            let entered = self.changing.read();
-            if self.state.load(Ordering::Acquire) == LIVE {
-                return Ok(entered);
-            }
-            drop(entered);
-            self.outcome()?;
-        }
+        self.passage.enter()
     }
 }
 

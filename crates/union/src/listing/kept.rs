@@ -215,6 +215,7 @@ impl KeptMerges {
     }
 
     /// Keeps a listing whose names were taken when `changes` was so; the oldest give way, those first that may have been left.
+    #[expect(clippy::disallowed_methods, reason = "how long a listing is kept")]
     pub(super) fn keep(&self, ticket: Ticket, reached: u64, changes: u64, way: Way) {
         let _evicted: Vec<Kept> = {
             let mut all = self.all.lock();

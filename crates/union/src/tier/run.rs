@@ -130,6 +130,7 @@ pub struct TierReport {
 }
 
 /// Now, as files are stamped.
+#[expect(clippy::disallowed_methods, reason = "the age of files, whose times are those of the system")]
 pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -152,6 +153,7 @@ pub(crate) fn start(shared: &Arc<Shared>) {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "a thread that looks from time to time")]
 fn work(shared: &Weak<Shared>) {
     // Short pauses, as nobody tells the thread that the union is gone.
     const LOOK: Duration = Duration::from_secs(1);
@@ -256,6 +258,7 @@ impl Control {
     }
 
     /// One run. Without `scan`, only files that are used much are looked at.
+    #[expect(clippy::disallowed_methods, reason = "for people who ask when it ran last")]
     fn balance(
         &self,
         rules: &TierRules,
@@ -310,6 +313,7 @@ impl Control {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "measures a rate")]
     fn carry_out(
         &self,
         rules: &TierRules,
@@ -343,6 +347,7 @@ impl Control {
     }
 
     /// Moves one file, as often as somebody who changes the branches gets in between.
+    #[expect(clippy::disallowed_methods, reason = "whoever changes the branches is let go first")]
     fn carry(&self, (file, to): (&Candidate, &Arc<Branch>), scans: &mut Scans, pace: &mut dyn FnMut(u64) -> bool) -> Result<u64, Stay> {
         loop {
             let mut stop = false;
@@ -377,6 +382,7 @@ struct Rate {
 
 impl Rate {
     /// Waits until these bytes may be copied; false where somebody wants to change the branches meanwhile.
+    #[expect(clippy::disallowed_methods, reason = "keeps to a rate")]
     fn wait(&mut self, bytes: u64, shared: &Shared) -> bool {
         let Some(rate) = self.rate else { return true };
         let due = Duration::from_secs_f64(self.bytes as f64 / rate as f64);

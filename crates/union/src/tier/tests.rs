@@ -21,6 +21,7 @@ fn after(tiers: &[TierView], files: &[Candidate], steps: &[Step]) -> Vec<TierVie
 fn rules_read_what_they_write() {
     for text in [
         "high=90,low=80,every=30,scan=3600",
+        "high=9,low=0,every=30,scan=3600",
         "high=70,low=60,age=2592000,heat=4,min=4096,max=1048576,keep=*.db,keep=a/**,hot=b,cold=*.iso,rate=52428800,every=5,scan=60",
     ] {
         assert_eq!(text.parse::<TierRules>().unwrap().to_string(), text);

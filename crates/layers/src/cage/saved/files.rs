@@ -51,6 +51,7 @@ fn private() -> OpenOptions {
 }
 
 /// Takes a lock, for which no call waits with an end. A cage that has been ended keeps its own until its last thread has left the last call to the disk.
+#[expect(clippy::disallowed_methods, reason = "no call waits for a lock with an end")]
 fn locked(lock: &File) -> rustix::io::Result<()> {
     let start = Instant::now();
     loop {

@@ -120,7 +120,7 @@ fn read_logs(directory: &StateDir, logs: &[u64], checkpoint: &Checkpoint) -> Res
 
 /// Reads one log of `length` bytes; answers how many of them are good, `None` where it is damaged. A record that the end of the file
 /// cuts short was being written when the process was killed: its file had not changed yet.
-fn read_log(mut log: impl Read, length: u64, header: Header, merged: &mut Merged) -> io::Result<Option<u64>> {
+pub(super) fn read_log(mut log: impl Read, length: u64, header: Header, merged: &mut Merged) -> io::Result<Option<u64>> {
     let mut bytes = [0; HEADER];
     if length < HEADER as u64 {
         return Ok(None);
@@ -153,7 +153,7 @@ fn read_log(mut log: impl Read, length: u64, header: Header, merged: &mut Merged
 
 /// The records of each file as one: charge and owner of the first, place of the last.
 #[derive(Default)]
-struct Merged {
+pub(super) struct Merged {
     touched: Vec<Touched>,
     index: HashMap<FileId, usize>,
 }

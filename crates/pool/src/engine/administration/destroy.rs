@@ -1,11 +1,12 @@
 //! Rolling back and destroying datasets.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Going, refused};
 use crate::engine::{Dataset, Pool};
 use crate::error::PoolError;
+use crate::patience;
 
 /// How long a dataset that is to be closed is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -97,7 +98,7 @@ impl Pool {
     }
 
     fn close_dataset(&self, id: u64) -> Result<(), PoolError> {
-        let patience = Instant::now() + PATIENCE;
+        let until = patience::now() + PATIENCE;
         loop {
             {
                 let mut datasets = self.datasets.write();
@@ -111,10 +112,10 @@ impl Pool {
                 }
             }
             // A commit or the committer looks at it just now; whoever works with its files has it for longer.
-            if Instant::now() >= patience {
+            if patience::now() >= until {
                 return refused("dataset is busy".to_owned());
             }
-            std::thread::sleep(Duration::from_millis(2));
+            patience::sleep(Duration::from_millis(2));
         }
     }
 }

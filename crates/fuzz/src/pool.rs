@@ -1,0 +1,310 @@
+//! What a pool reads from its devices, from the bottom up: labels, root records, frames, the segment table, the intent log, rows. And the names and values that
+//! people give. Byte tables: `docs/pool-format.md`.
+
+use std::io;
+use std::sync::Mutex;
+
+use nacre_pool::catalog::rows::{DoomedRow, SharedRow};
+use nacre_pool::catalog::{BookmarkRow, DatasetRow, HistoryRow, PoolHead, PropertyRow, SnapshotRow};
+use nacre_pool::codec::Reader;
+use nacre_pool::deadlist::decode_chunk;
+use nacre_pool::device::Device;
+use nacre_pool::frame;
+use nacre_pool::label::{self, Root};
+use nacre_pool::log::{Area, Ring, Start, ring};
+use nacre_pool::names::{Name, SnapshotSelection, check_new_pool};
+use nacre_pool::properties::{DATASET_PROPERTIES, OwnerProperty, POOL_PROPERTIES};
+use nacre_pool::rows::folding::Normal;
+use nacre_pool::rows::{Entry, Extent, Folding, Head, Inode, Key, NameTarget, OwnerUse, Patch, Xattr};
+use nacre_pool::segment::table::Table;
+use nacre_pool::segment::table_log::{read_full, read_index, replay_delta, write_full, write_index};
+use nacre_pool::{Compression, PoolError, Txg, checksum, packing};
+
+/// Lengths of the records of a label, bytes.
+const IDENTITY: usize = 32 << 10;
+const ROOT: usize = 4096;
+
+/// A record of a label: magic, checksum, and the body, made so long.
+fn sealed(magic: &[u8; 8], body: &[u8], length: usize) -> Vec<u8> {
+    let mut body = body.to_vec();
+    body.resize(length - 24, 0);
+    [&magic[..], &checksum::structure(&body), &body].concat()
+}
+
+/// A device whose labels all say the same.
+struct Labelled(Vec<u8>);
+
+impl Device for Labelled {
+    fn name(&self) -> &str {
+        "labelled"
+    }
+
+    fn length(&self) -> u64 {
+        2 * label::ENDS
+    }
+
+    fn read_at(&self, buffer: &mut [u8], _: u64) -> io::Result<()> {
+        buffer.iter_mut().zip(&self.0).for_each(|(to, from)| *to = *from);
+        Ok(())
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn expect(&self, _: u64, _: u64) {}
+}
+
+/// The body of an identity in a label.
+pub fn pool_label(data: &[u8]) {
+    if let Ok(Some(identity)) = label::probe(&Labelled(sealed(b"nacrePOO", data, IDENTITY))) {
+        let _ = identity.check();
+    }
+}
+
+/// The body of a root record.
+pub fn pool_root(data: &[u8]) {
+    let Ok(root) = Root::decode(&sealed(b"nacreROO", data, ROOT)) else { return };
+    if let Ok(record) = root.encode() {
+        assert!(Root::decode(&record).is_ok_and(|read| read == root), "{root:?}");
+    }
+}
+
+/// The body of a frame's header.
+pub fn pool_frame(data: &[u8]) {
+    let mut body = data.to_vec();
+    body.resize(frame::LENGTH - 8, 0);
+    let bytes = [&frame::MAGIC[..], &crc32c::crc32c(&body).to_le_bytes(), &body].concat();
+    if let Ok(header) = frame::Header::decode(&bytes) {
+        assert_eq!(header.encode(), bytes);
+        let _ = header.pointer.charged();
+    }
+}
+
+/// What is stored of a frame, after the way it is packed and the length of its content.
+pub fn pool_unpack(data: &[u8]) {
+    let Some((&[kind, low, high], stored)) = data.split_first_chunk::<3>() else { return };
+    let mut content = vec![0; usize::from(u16::from_le_bytes([low, high]))];
+    let kind = match kind % 3 {
+        0 => Compression::Off,
+        1 => Compression::Lz4,
+        _ => Compression::Zstd,
+    };
+    // Whether it is what was packed, its checksum tells.
+    let _ = packing::unpack(kind, stored, &mut content);
+}
+
+/// The segment table: a full copy, an index of its pieces, or a full copy and changes after it.
+pub fn pool_segments(data: &[u8]) {
+    let Some((&kind, bytes)) = data.split_first() else { return };
+    match kind % 3 {
+        0 => {
+            if let Ok((table, young)) = read_full(bytes) {
+                again(&table, &young);
+            }
+        }
+        1 => {
+            if let Ok(pieces) = read_index(bytes) {
+                assert!(read_index(&write_index(1, &pieces)).is_ok_and(|read| read == pieces));
+            }
+        }
+        _ => {
+            let Some((length, rest)) = bytes.split_first_chunk::<2>() else { return };
+            let Some((full, mut rest)) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length))) else { return };
+            let mut table = read_full(full).map_or_else(|_| Table::default(), |(table, _)| table);
+            while let Some((length, after)) = rest.split_first_chunk::<2>()
+                && let Some((delta, after)) = after.split_at_checked(usize::from(u16::from_le_bytes(*length)))
+            {
+                // A delta that is none leaves a table nobody goes on with.
+                let Ok(young) = replay_delta(delta, &mut table) else { return };
+                // Whether more is alive than there are bytes, a full copy is asked and a delta is not: not everything is read back.
+                let _ = read_full(&write_full(1, &table, &young));
+                let _ = (table.releasable(u64::MAX), table.live_bytes());
+                rest = after;
+            }
+        }
+    }
+}
+
+fn again(table: &Table, young: &[nacre_pool::segment::table_log::Young]) {
+    let full = write_full(1, table, young);
+    assert!(read_full(&full).is_ok_and(|(read, same)| write_full(1, &read, &same) == full), "{table:?}");
+}
+
+/// Space of a log in memory.
+struct Space(Mutex<Vec<u8>>);
+
+impl Space {
+    fn with<R>(&self, offset: u64, length: usize, then: impl FnOnce(&mut [u8]) -> R) -> Result<R, PoolError> {
+        let outside = || PoolError::Refused("outside the area".to_owned());
+        let mut bytes = self.0.lock().map_err(|_| outside())?;
+        let start = usize::try_from(offset).map_err(|_| outside())?;
+        let end = start.checked_add(length).ok_or_else(outside)?;
+        bytes.get_mut(start..end).map(then).ok_or_else(outside)
+    }
+}
+
+impl Area for Space {
+    fn length(&self) -> u64 {
+        self.0.lock().map_or(0, |bytes| bytes.len() as u64)
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), PoolError> {
+        self.with(offset, into.len(), |bytes| into.copy_from_slice(bytes))
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<(), PoolError> {
+        self.with(offset, from.len(), |bytes| bytes.copy_from_slice(from))
+    }
+
+    fn sync(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
+}
+
+/// The records of a block of the log.
+pub fn pool_log(data: &[u8]) {
+    let bytes = vec![0; data.len().next_multiple_of(4096) + 2 * 4096];
+    let Ok(mut ring) = Ring::new(Space(Mutex::new(bytes)), 7, Start::default()) else { return };
+    assert!(ring.append(Txg(1), data).is_ok_and(|fits| fits), "there is room");
+    let mut from = Reader::new(data);
+    while !from.is_empty() {
+        let Ok(record) = nacre_pool::log::Record::decode(&mut from) else { return };
+        for change in &record.changes {
+            if let nacre_pool::log::Change::Put { key, .. } | nacre_pool::log::Change::Delete { key } = change {
+                let _ = Key::decode(key);
+            }
+        }
+        let mut to = nacre_pool::codec::Writer::default();
+        record.encode(&mut to);
+        let bytes = to.finish();
+        assert!(nacre_pool::log::Record::decode(&mut Reader::new(&bytes)).is_ok_and(|read| read == record), "{record:?}");
+    }
+}
+
+/// A log's area: a start, and blocks of it whose checksums are made to fit, each after its length.
+pub fn pool_log_area(data: &[u8]) {
+    let Some((&[position, blocks], data)) = data.split_first_chunk::<2>() else { return };
+    let mut bytes = data.to_vec();
+    bytes.resize((usize::from(blocks % 8) + 1) * 4096, 0);
+    for block in bytes.chunks_mut(4096) {
+        let payload = block.get(4..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
+        let whole = ring::HEADER.saturating_add(payload).min(4096);
+        if let Some(place) = block.get_mut(..8) {
+            place.copy_from_slice(&[&b"nLog"[..], &u32::try_from(whole.saturating_sub(ring::HEADER)).unwrap_or(0).to_le_bytes()].concat());
+        }
+        if let Some(place) = block.get_mut(40..48) {
+            place.fill(0);
+        }
+        let sum = block.get(..whole).map_or(0, xxhash);
+        if let Some(place) = block.get_mut(40..48) {
+            place.copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    let start = Start { position: u64::from(position) * 4096, sequence: 0, chain: 0 };
+    let mut seen = 0u64;
+    let replayed = Ring::replay(Space(Mutex::new(bytes)), 7, start, Txg(0), &mut |_| {
+        seen += 1;
+        Ok(())
+    });
+    if let Ok((_, replayed)) = replayed {
+        assert_eq!(replayed.records, seen);
+    }
+}
+
+fn xxhash(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// A list of dead frames.
+pub fn pool_deadlist(data: &[u8]) {
+    let _ = decode_chunk(data);
+}
+
+/// What is decoded is encoded to what is decoded to the same.
+macro_rules! same {
+    ($row:ty, $bytes:expr) => {
+        if let Ok(row) = <$row>::decode($bytes) {
+            let bytes = row.encode();
+            assert!(<$row>::decode(&bytes).is_ok_and(|read| read == row), "{row:?}");
+        }
+    };
+}
+
+/// Keys and rows of file systems and of the catalog; the first byte says which.
+pub fn pool_rows(data: &[u8]) {
+    let Some((&kind, bytes)) = data.split_first() else { return };
+    match kind % 18 {
+        0 => same!(Key, bytes),
+        1 => same!(Inode, bytes),
+        2 => same!(Entry<'_>, bytes),
+        3 => same!(NameTarget, bytes),
+        4 => same!(Extent<'_>, bytes),
+        5 => same!(Xattr<'_>, bytes),
+        6 => same!(Patch, bytes),
+        7 => same!(OwnerUse, bytes),
+        8 => same!(Head, bytes),
+        9 => same!(PoolHead, bytes),
+        10 => same!(DatasetRow, bytes),
+        11 => same!(SnapshotRow, bytes),
+        12 => same!(BookmarkRow, bytes),
+        13 => same!(PropertyRow, bytes),
+        14 => same!(SharedRow, bytes),
+        15 => same!(DoomedRow, bytes),
+        16 => same!(HistoryRow, bytes),
+        _ => folded(bytes),
+    }
+}
+
+fn folded(name: &[u8]) {
+    for (sensitivity, normalization) in [("sensitive", "formC"), ("insensitive", "none"), ("insensitive", "formKD")] {
+        let folding = Folding::of_properties(sensitivity, normalization);
+        let once = folding.fold(name).into_owned();
+        assert!(folding.normal == Normal::None || folding.same(name, &once), "a name is not the same as it is folded");
+        assert_eq!(folding.fold(&once), once, "what is folded is folded on");
+    }
+}
+
+/// Names of file systems, snapshots and bookmarks, and selections of them.
+pub fn pool_names(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(name) = Name::parse(text) {
+        assert!(text.starts_with(name.pool()));
+    }
+    let _ = check_new_pool(text);
+    let _ = nacre_pool::names::split_parent(text);
+    if let Ok(selection) = SnapshotSelection::parse(text) {
+        let there = ["a", "b", "c"];
+        if let Ok(selected) = selection.select(&there) {
+            assert!(selected.iter().all(|at| *at < there.len()));
+        }
+    }
+}
+
+/// `name=value` of properties: what is understood is canonical.
+pub fn pool_properties(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let (name, value) = text.split_once('=').unwrap_or((text, ""));
+    if let Ok(Some(owner)) = OwnerProperty::parse(name) {
+        let _ = owner.parse_value(value);
+    }
+    let _ = nacre_pool::properties::dataset_property(name);
+    let _ = nacre_pool::properties::pool_property(name);
+    for definition in DATASET_PROPERTIES.iter().chain(POOL_PROPERTIES).filter(|definition| definition.name == name) {
+        for creating in [false, true] {
+            if let Ok(canonical) = definition.parse(value, creating) {
+                let again = definition.parse(&canonical, creating);
+                assert!(again.is_ok_and(|again| again == canonical), "{name}={value} is kept as {canonical}");
+                let _ = definition.human(&canonical);
+            }
+        }
+    }
+}
