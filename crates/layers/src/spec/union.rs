@@ -7,7 +7,6 @@ use super::{HostSpec, LayerSpec, SpecError, StackSpec, UnionSpec, field::Field};
 use nacre_union::{BRANCHES_MAX, BranchMode, UnionOptions, Words, escape_path, parse_one};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _, ser::Error as _};
 use std::{
-    cell::Cell,
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
@@ -34,21 +33,18 @@ pub struct BranchSpec {
 /// So deep are stacks within branches of stacks. Each is read by a call within a call, and written with twice as many backslashes as the one around it.
 const NESTED_MOST: usize = 8;
 
-thread_local! {
-    /// In how many stacks this thread is reading another.
-    static NESTED: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Reads a stack within a stack.
-fn within<R>(read: impl FnOnce() -> R) -> Result<R, String> {
-    let outside = NESTED.get();
-    if outside == NESTED_MOST {
-        return Err(format!("stacks are nested more than {NESTED_MOST} deep; mount some of them by themselves"));
+/// How deep braces nest, also those that are escaped: those of an inner stack are.
+fn depth(line: &[u8]) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in line {
+        match byte {
+            b'{' => open += 1,
+            b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
     }
-    NESTED.set(outside + 1);
-    let answer = read();
-    NESTED.set(outside);
-    Ok(answer)
+    most
 }
 
 impl BranchSpec {
@@ -73,7 +69,10 @@ impl BranchSpec {
             [b'=', mode @ ..] => BranchMode::parse(&String::from_utf8_lossy(mode)).map_err(|error| error.to_string())?,
             _ => return Err("behind the } of a stack, only =ATTRIBUTES may follow".to_owned()),
         };
-        let stack = within(|| StackSpec::from_line(line))?.map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
+        if depth(line) >= NESTED_MOST {
+            return Err(format!("stacks are nested more than {NESTED_MOST} deep; mount some of them by themselves"));
+        }
+        let stack = StackSpec::from_line(line).map_err(|error| format!("the stack of a branch is not understood: {error}"))?;
         Ok(BranchSpec { source: BranchSource::Stack(stack), mode })
     }
 
