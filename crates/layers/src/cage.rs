@@ -9,7 +9,7 @@
 //!   (`cage/recount.rs`, `cage/background.rs`);
 //! * changes that others make below are booked when they are noticed (`cage/outside.rs`), or counted before the books are used (`cage/resting.rs`).
 //!
-//! Order of locks: names, then files by identity, then the collecting gate, then the ledger and the saved accounts. A door is never waited
+//! Order of locks: the turn of counting, names, then files by identity, then the collecting gate, then the ledger and the saved accounts. A door is never waited
 //! for under a lock of a file; it is only told (`recall`), which does not wait.
 
 mod background;

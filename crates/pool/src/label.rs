@@ -1,5 +1,7 @@
 //! Labels: four copies on each device of who the pool is, and of the ring of root records.
 //!
+//! The one write that commits a pool is [`write_root`]: what it names is durable before, and counts from then on.
+//!
 //! Callers: the store (create, open, commit, add) and whoever looks for pools to import. The places: 0 and 512 KiB, and the two halves of the
 //! last whole MiB. In each: 64 KiB kept free (boot blocks, partition tables), the identity, and from 128 KiB on 96 root records of 4 KiB.
 //!

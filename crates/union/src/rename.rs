@@ -1,10 +1,26 @@
-//! Renaming, replacing and exchanging.
+//! Renaming, replacing and exchanging: what happens across branches is decided here.
 //!
-//! A rename happens on one branch, by one rename there. Whatever has to be different before is made so first, each step leaving the visible tree
-//! as it was: files are copied up, directories become whole on the branch (`whole.rs`), parents exist, what comes to lie over hidden names
-//! is opaque, and a whiteout for the old name stands beside it. Then everything is looked at again with all locks held; what does not fit
-//! yet starts over. What goes from another branch than the one with the new name goes when that name is on stable storage. Marks that the kernel's overlay file system reads stand at the very name: they come with the rename itself where the
-//! storage can do that, and else take the place of the whiteout after it.
+//! A rename happens on one branch, by one rename there. What that takes is done first, in steps that leave the visible tree as it was; then everything is
+//! looked at again with all locks held, and what does not fit yet starts over. Branches are counted from the top; the *limit* is the lowest branch on which
+//! the new name would be seen.
+//!
+//! | what is renamed | where it is | what is done first | by |
+//! |---|---|---|---|
+//! | a file | on a writable branch, down to the limit | nothing | `move_file` |
+//! | a file | on one that is only read, or below the limit | it is copied up; one open on a writable branch cannot be: EXDEV | `raise_file`, `copy_up.rs` |
+//! | a file, over a file of a writable branch above | on a writable branch | it gets the new name there, too; the one above is removed | `replace_above` |
+//! | a file that was copied up by another of its names | above this name | the copy gets this name, too | `name_copy` |
+//! | a directory | on several branches, all writable, the new name free on all | it is renamed on each of them | `move_everywhere` |
+//! | a directory | on one writable branch, down to the limit | nothing | `move_directory` |
+//! | a directory | on several branches, or on one that is only read | its content is copied together, as far as `directory_copy_limit` allows | `make_whole`, `whole.rs` |
+//! | the same, with more in it | | with redirects, a mark says where it goes on below; else EXDEV | `redirect_directory`, `redirect.rs` |
+//! | a directory | on a writable branch where nothing new may be made, and there is one where it may | EXDEV: programs copy by themselves | `whole` |
+//! | both of an exchange | on the higher of their branches, each as above | one exchange there | `exchange` |
+//!
+//! In all of them: the parents are made on the branch; what comes to lie over hidden names is opaque; where something below would show under the old name, a
+//! whiteout stands beside it. What goes from another branch than the one with the new name goes when that name is on stable storage. Marks that the kernel's
+//! overlay file system reads stand at the very name: they come with the rename itself where the storage can do that, and else take the place of the
+//! whiteout after it.
 
 use crate::{
     branches::Branch,
