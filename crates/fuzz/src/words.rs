@@ -135,9 +135,7 @@ pub fn union_words(data: &[u8]) {
     let text = OsStr::from_bytes(data);
     let _ = Words::parse(text);
     for list in [nacre_union::parse_branches(text), nacre_union::parse_pool(text)] {
-        // What ends as the attribute does is taken for it when it is read back.
-        let written = list.unwrap_or_default().into_iter().filter(|(path, _)| !path.as_os_str().as_bytes().ends_with(b"minfree"));
-        for (path, mode) in written {
+        for (path, mode) in list.unwrap_or_default() {
             let mut shown = nacre_union::escape_path(&path);
             shown.push(format!("={mode}"));
             let read = nacre_union::parse_one(&shown, BranchMode::ro());
@@ -147,9 +145,6 @@ pub fn union_words(data: &[u8]) {
     let (lower, upper) = halves(data);
     let _ = nacre_union::parse_overlay((!upper.is_empty()).then_some(OsStr::from_bytes(upper)), OsStr::from_bytes(lower));
     for branch in BranchSpec::parse_list(data, true, false).unwrap_or_default() {
-        if branch.name().as_os_str().as_bytes().ends_with(b"minfree") {
-            continue;
-        }
         let shown = branch.text();
         let read = BranchSpec::parse(shown.as_bytes(), BranchMode::ro());
         assert!(read.is_ok_and(|read| read == branch), "{branch:?} is written as {shown:?}");

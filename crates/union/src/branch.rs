@@ -415,15 +415,15 @@ fn parse_branch(part: &Escaped, default: impl Fn() -> BranchMode) -> Result<(Pat
     Ok((PathBuf::from(plain(path)), mode))
 }
 
-/// At the last equals sign that is not the one of `minfree=`.
+/// At the last equals sign that is not the one of `minfree=`, which stands behind another one.
 fn divide(part: &Escaped) -> Option<(&Escaped, &Escaped)> {
     let mut end = part.len();
     loop {
         let at = part.get(..end)?.iter().rposition(|byte| *byte == (b'=', true))?;
         let (path, mode) = (part.get(..at)?, part.get(at + 1..)?);
         let before = plain(path);
-        let word = before.as_bytes().rsplit(|byte| matches!(byte, b'+' | b',' | b'/')).next();
-        if word != Some(b"minfree") {
+        let word = before.as_bytes().rsplit(|byte| matches!(byte, b'+' | b',')).next();
+        if word != Some(b"minfree") || !path.contains(&(b'=', true)) {
             return Some((path, mode));
         }
         end = at;

@@ -21,6 +21,7 @@ fn branches_as_people_write_them() {
         ("/a=RW,4G:/b=NC,500M:/c=RO", &[("/a", "rw+minfree=4294967296"), ("/b", "nc+minfree=524288000"), ("/c", "ro")]),
         ("/a=rw+minfree=10K:/x", &[("/a", "rw+minfree=10240"), ("/x", "ro")]),
         ("/a=b=rw", &[("/a=b", "rw")]),
+        ("/a/minfree=ro:/a=b/minfree=rw:/a+minfree=ro", &[("/a/minfree", "ro"), ("/a=b/minfree", "rw"), ("/a+minfree", "ro")]),
         (r"/a\=b:/c\:d=ro:/e\\f", &[("/a=b", "rw"), ("/c:d", "ro"), (r"/e\f", "ro")]),
         ("relative", &[("relative", "rw")]),
     ] {
