@@ -10,7 +10,7 @@ mod mounting;
 mod torture;
 
 use mounting::cages::{Cage, cost};
-use mounting::{Fixture, as_root, eventually, is_mounted, kill, run, text};
+use mounting::{Fixture, as_root, eventually, is_mounted, kill, text, unmount_by};
 use rustix::process::Signal;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -269,7 +269,7 @@ fn killed_at_any_moment() {
         all_end(&mut writers);
         // The dead mount can be taken away as any other, or is by the next one.
         if round % 2 == 0 {
-            assert!(run("umount", [&fixture.mountpoint]).status.success());
+            unmount_by("umount", &[fixture.mountpoint.as_ref()]);
             assert!(!is_mounted(&fixture.mountpoint));
         }
         fixture.start_cage(&options);

@@ -7,7 +7,7 @@
 mod mounting;
 
 use mounting::status::Status;
-use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text};
+use mounting::{Fixture, as_root, errno, eventually, finish, is_mounted, mount_entry, nacre, run, scratch, sh, text, unmount_by};
 use nacre_sys::mounts::{self, IdRange, MountAttributes};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -138,7 +138,7 @@ fn a_mount_of_other_namespaces_is_told_of_and_ends() {
         let mut fixture = Fixture::mirror(&[transport]);
         fs::write(fixture.below("file"), "content").unwrap();
         let elsewhere = mounting::Namespace::holding(&fixture.mountpoint);
-        assert!(run("umount", [&fixture.mountpoint]).status.success());
+        unmount_by("umount", &[fixture.mountpoint.as_ref()]);
         assert_eq!(fs::read(elsewhere.at(&fixture.at("file"))).unwrap(), b"content");
         let place = fixture.mountpoint.to_str().unwrap();
         let told = run(nacre(), ["status", "-H", "-o", "attached", place]);
@@ -487,7 +487,7 @@ fn mount_8_mounts_it_from_a_table() {
     assert!(run("mount", ["-o", "remount,rw", mountpoint]).status.success());
     fs::write(fixture.at("new"), "x").unwrap();
     assert_eq!(Status::of(&fixture.mountpoint).number("pid"), pid);
-    assert!(run("umount", [mountpoint]).status.success());
+    unmount_by("umount", &[mountpoint.as_ref()]);
     // The same from a table, with the words that mount(8) and systemd add.
     let table = fixture.scratch.path().join("fstab");
     let line = format!("{source} {mountpoint} fuse.nacre ro,nofail,noauto,_netdev,x-systemd.automount,force-group=1234 0 0\n");
@@ -500,7 +500,7 @@ fn mount_8_mounts_it_from_a_table() {
     fs::write(&table, fs::read_to_string(&table).unwrap().replace("noauto,", "")).unwrap();
     assert!(run("mount", ["-a", "-T", table.to_str().unwrap()]).status.success());
     assert_eq!(mounting::mounts_below(&fixture.mountpoint).len(), 1);
-    assert!(run("umount", [mountpoint]).status.success());
+    unmount_by("umount", &[mountpoint.as_ref()]);
     // A cage over the directory itself: `mount -a` makes it once, however often it is called.
     let line = format!("cage:{source} {source} fuse.nacre size=1M,inodes=10,state={},nofail 0 0\n", fixture.state().display());
     fs::write(&table, line).unwrap();
@@ -514,7 +514,7 @@ fn mount_8_mounts_it_from_a_table() {
     assert_eq!(mounting::mounts_below(&fixture.source).len(), 1);
     assert!(run("mount", ["-o", "remount,ro", source]).status.success());
     assert_eq!(errno(fs::write(fixture.below("more"), "x")), 30);
-    assert!(run("umount", [source]).status.success());
+    unmount_by("umount", &[source.as_ref()]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod mounting;
 
 use mounting::overlays::{Overlay, listing};
 use mounting::status::Status;
-use mounting::{as_root, errno, eventually, finish, is_mounted, kill, nacre, run, sh, sh_as, skip, text};
+use mounting::{as_root, errno, eventually, finish, is_mounted, kill, nacre, run, sh, sh_as, skip, text, unmount_by};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ fn beside_fuse_overlayfs(words: &str) -> [(String, Vec<String>, Vec<String>); 2]
             overlay.fixture.unmount();
         } else {
             // What was closed last may count as open for a moment.
-            eventually("the other program is unmounted", || run("umount", [&overlay.fixture.mountpoint]).status.success());
+            unmount_by("umount", &[overlay.fixture.mountpoint.as_ref()]);
         }
         let upper = listing(&overlay.upper).into_iter().filter(|line| !is_mark(line)).collect();
         (said, seen, upper)
@@ -109,7 +109,7 @@ fn layers_alone_are_read_only() {
     assert_eq!(fs::read(mountpoint.join("d/b")).unwrap(), b"2\n");
     assert_eq!(errno(fs::write(mountpoint.join("new"), "x")), 30);
     assert_eq!(errno(fs::remove_file(mountpoint.join("suid"))), 30);
-    assert!(run("fusermount3", ["-u", mountpoint.to_str().unwrap()]).status.success());
+    unmount_by("fusermount3", &["-u".as_ref(), mountpoint.as_ref()]);
     assert!(!is_mounted(&mountpoint));
 }
 
@@ -278,7 +278,7 @@ fn a_mount_that_is_just_ending_is_waited_for() {
     overlay.fixture.unmount();
     assert!(waiting.wait().unwrap().success());
     assert_eq!(fs::read(second.join("d/a")).unwrap(), b"1\n");
-    assert!(run("umount", [&second]).status.success());
+    unmount_by("umount", &[second.as_ref()]);
 }
 
 #[test]

@@ -110,6 +110,16 @@ pub fn is_mounted(mountpoint: &Path) -> bool {
     mount_entry(mountpoint).is_some()
 }
 
+/// Unmounts by umount(8) or fusermount3. A mount is busy for a moment while some process starts that another test runs, or looks at all mounts.
+pub fn unmount_by(program: &str, words: &[&OsStr]) {
+    eventually("the mount is not in use", || {
+        let output = run(program, words);
+        let said = text(&output.stderr);
+        assert!(output.status.success() || said.to_lowercase().contains("busy"), "{program} {words:?}: {said}");
+        output.status.success()
+    });
+}
+
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();

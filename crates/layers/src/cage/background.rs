@@ -381,7 +381,7 @@ fn keep_counting(shared: &Arc<Shared>) {
             let last = shared.resting.counting.lock();
             last.ended + COUNT_EVERY.max(last.took * 20)
         };
-        {
+        let asked = {
             let mut wishes = background.wishes.lock();
             if !wishes.stop && !wishes.count {
                 if background.doubtful.load(Ordering::Relaxed) {
@@ -394,13 +394,20 @@ fn keep_counting(shared: &Arc<Shared>) {
                 return;
             }
             let due = background.is_doubtful() && shared.clock.now() >= not_before;
-            if !std::mem::take(&mut wishes.count) && !due {
+            let asked = std::mem::take(&mut wishes.count);
+            if !asked && !due {
                 continue;
             }
+            asked
+        };
+        let mut counting = shared.resting.counting.lock();
+        // It has begun to rest meanwhile: everything is counted before it matters.
+        if !asked && shared.resting.books_are_old() {
+            continue;
         }
         // Before it begins: what happens meanwhile needs another one.
         background.doubtful.store(false, Ordering::Relaxed);
-        if let Err(error @ Stopped::Root(_)) = count(shared, false) {
+        if let Err(error @ Stopped::Root(_)) = count_next(shared, &mut counting, false) {
             tracing::warn!(cage = shared.name, ?error, "the files of a cage cannot be counted");
             background.doubt();
         }
@@ -415,7 +422,7 @@ pub(super) fn count(shared: &Arc<Shared>, hurry: bool) -> Result<(), Stopped> {
     count_next(shared, &mut shared.resting.counting.lock(), hurry)
 }
 
-/// The same, by who has waited for the count before.
+/// The same, by who has waited for the counts before it.
 pub(super) fn count_next(shared: &Arc<Shared>, counting: &mut Counting, hurry: bool) -> Result<(), Stopped> {
     shared.resting.wakes();
     let _everything_touched = shared.inodes.pin();
