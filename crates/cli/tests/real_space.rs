@@ -341,7 +341,8 @@ fn stores_of_several_fill_a_pool_and_stop_nobody() {
     fs::remove_file(file(0)).unwrap();
     pool.import_again();
     assert_holds(&file(9), 9, accepted);
-    (1..3).for_each(|number| fs::remove_file(file(number)).unwrap());
+    // How much of the room the writer got is luck.
+    [1, 2, 9].into_iter().for_each(|number| fs::remove_file(file(number)).unwrap());
     mounting::eventually("what was deleted is free", || {
         pool.nacre(&["pool", "sync", &pool.name]);
         pool.figure(&["fs", "get", "-Hp", "-o", "value", "available", &pool.name]) > 100 << 20
